@@ -1,0 +1,14 @@
+# megamoe_options: what every target of the project compiles with; never exported to users.
+add_library(megamoe_options INTERFACE)
+target_compile_options(megamoe_options INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow>
+  # The bits of a result are a contract: no contraction that the source does not spell as fma.
+  $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
+if(MEGAMOE_WERROR)
+  target_compile_options(megamoe_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
+endif()
+if(MEGAMOE_SANITIZE)
+  # Applied globally: the whole program, tests included, must carry the same instrumentation.
+  add_compile_options(-fsanitize=${MEGAMOE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${MEGAMOE_SANITIZE})
+endif()
