@@ -1,0 +1,72 @@
+// The group of ranks that shares the experts of a layer.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace megamoe {
+
+/// Memory of equal size on every rank, readable and writable by all of them. The pointer of a peer
+/// is valid on this rank only. Destroyed by each rank on its own; a peer must not be using it any
+/// more.
+class SymmetricHeap {
+ public:
+  virtual ~SymmetricHeap() = default;
+  [[nodiscard]] virtual std::byte* peer(int rank) const = 0;
+  [[nodiscard]] virtual std::size_t bytes() const = 0;
+};
+
+/// One rank's handle of its group. All members that move data are collective: every rank calls
+/// them, in the same order, with the same sizes. They throw Error with
+///   - peer_failed when a rank that they wait for has failed or left (the message names it and
+///   why),
+///   - deadline_exceeded after `deadline_s` seconds, naming the ranks that are missing and `what`.
+/// After a missed deadline the communicator is broken: every later call throws. One thread at a
+/// time.
+class Communicator {
+ public:
+  Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+  virtual ~Communicator() = default;
+
+  [[nodiscard]] virtual int rank() const = 0;
+  [[nodiscard]] virtual int size() const = 0;
+
+  virtual void barrier(const char* what, double deadline_s) = 0;
+  /// Gathers `bytes` of every rank into `all` (size() * bytes), in rank order. For small data.
+  virtual void all_gather(const void* mine, void* all, std::size_t bytes, const char* what,
+                          double deadline_s) = 0;
+  /// values[i] becomes the fp32 sum over ranks 0, 1, ... in that order; the same bits on every
+  /// rank.
+  virtual void all_reduce_sum(float* values, std::size_t count, const char* what,
+                              double deadline_s) = 0;
+  /// Allocates zeroed memory on every rank. Throws out_of_memory with the size on every rank if one
+  /// fails.
+  virtual std::unique_ptr<SymmetricHeap> allocate_symmetric(std::size_t bytes,
+                                                            double deadline_s) = 0;
+  /// Tells the peers that this rank cannot go on; what they wait for fails with `reason`.
+  virtual void abort(const std::string& reason) noexcept = 0;
+};
+
+/// The communicators of a group whose ranks are threads of this process; element r is rank r's, to
+/// be used by one thread. A rank leaves the group when its communicator is destroyed.
+std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int num_ranks);
+
+/// This process's communicator in a group whose ranks are processes of one host (and one user),
+/// over POSIX shared memory. Collective: every process calls it with the same `name`, which no
+/// other live group of the host uses (1 to 200 letters, digits, '.', '_', '-'), and waits for the
+/// others up to `deadline_s`. A process that ends, however it ends, fails its peers with
+/// peer_failed. Throws also out_of_memory where /dev/shm is full.
+std::unique_ptr<Communicator> make_process_communicator(const std::string& name, int rank,
+                                                        int num_ranks, double deadline_s);
+
+/// Runs `rank_main` on `num_ranks` threads, each with its communicator, and joins them. A rank that
+/// throws makes its peers fail at once with peer_failed; the error of the rank that failed first is
+/// rethrown.
+void run_ranks(int num_ranks, const std::function<void(Communicator&)>& rank_main);
+
+}  // namespace megamoe
