@@ -10,6 +10,7 @@ int main(int argc, char** argv) {
       "megamoe: Mixture-of-Experts training layers with the network behind the tensor cores"};
   app.require_subcommand(1);
   megamoe::tools::add_info_command(app);
+  megamoe::tools::add_train_command(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

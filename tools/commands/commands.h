@@ -15,5 +15,6 @@ class CommandFailed : public std::runtime_error {
 };
 
 void add_info_command(CLI::App& app);
+void add_train_command(CLI::App& app);
 
 }  // namespace megamoe::tools
