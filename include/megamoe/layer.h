@@ -89,12 +89,12 @@ struct Stream {
   void* handle = nullptr;
 };
 
-struct CallState;      // internal
+struct CallState;     // internal
 class CallStatePool;  // internal
 
-/// What a forward call leaves for its backward call: plan, ids, weights and, with MemoryMode::saved, g and u.
-/// Any number may be alive; destroying one gives its memory back to the layer for the next forward. It may
-/// outlive its layer.
+/// What a forward call leaves for its backward call: plan, ids, weights and, with
+/// MemoryMode::saved, g and u. Any number may be alive; destroying one gives its memory back to the
+/// layer for the next forward. It may outlive its layer.
 class CallContext {
  public:
   CallContext();
