@@ -5,6 +5,7 @@
 
 stage_skipped=77
 : "${jobs:?the number of parallel jobs, set by the script that sources this file}"
+: "${cuda_packages[0]:?source packages.sh first}"
 
 # run_stage NAME: runs stage_NAME with its output in the log, counts and reports it.
 run_stage() {
