@@ -10,6 +10,14 @@ from ._linear import moe_overlapping_backward_op
 from ._moe import moe
 from ._router import Router, Routing
 
+
+def parallelize_experts(model, group=None):
+    """See ``megamoe.huggingface.parallelize_experts``. Needs transformers."""
+    from .huggingface import parallelize_experts as parallelize
+
+    return parallelize(model, group)
+
+
 __version__ = "0.1.0"
 __all__ = [
     "MoELayer",
@@ -19,5 +27,6 @@ __all__ = [
     "is_expert_parameter",
     "moe",
     "moe_overlapping_backward_op",
+    "parallelize_experts",
     "shutdown",
 ]

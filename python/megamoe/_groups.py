@@ -13,25 +13,25 @@ _connected: dict = {}
 
 
 class _Alone:
-    """Stands for the group of one process that has no torch.distributed group."""
+    """Stands for a group of this process alone, whether torch.distributed is initialised or not."""
 
 
-_ALONE = _Alone()
+ALONE = _Alone()
 
 
 def _resolve(group):
-    """Returns the torch group, or _ALONE where there is none."""
+    """Returns the torch group, or ALONE where there is none."""
     if group is not None:
         return group
     if dist.is_available() and dist.is_initialized():
         return dist.group.WORLD
-    return _ALONE
+    return ALONE
 
 
 def rank_and_size(group=None) -> tuple[int, int]:
     """This process's rank in the group, and the number of its ranks."""
     torch_group = _resolve(group)
-    if torch_group is _ALONE:
+    if torch_group is ALONE:
         return 0, 1
     return dist.get_rank(torch_group), dist.get_world_size(torch_group)
 
@@ -51,7 +51,7 @@ def init(group=None, *, entry_deadline_s: float = 600.0, inner_deadline_s: float
         RuntimeError: ranks on several hosts, or a rank that does not come.
     """
     torch_group = _resolve(group)
-    if torch_group is _ALONE:
+    if torch_group is ALONE:
         name, shared_name, rank, size = _ONE_RANK, "", 0, 1
     else:
         name = torch_group.group_name
@@ -78,7 +78,7 @@ def _agree_on_name(torch_group, size: int) -> str:
 def shutdown(group=None) -> None:
     """Leaves the group. Peers that wait for this rank get an error; a later call connects anew."""
     torch_group = _resolve(group)
-    name = _ONE_RANK if torch_group is _ALONE else torch_group.group_name
+    name = _ONE_RANK if torch_group is ALONE else torch_group.group_name
     _connected.pop(name, None)
     torch.ops.megamoe.drop_group(name)
 
@@ -88,7 +88,7 @@ def shutdown(group=None) -> None:
 def connected_name(group=None) -> str:
     """The name that the operators know the group by; connects it first where needed (collective)."""
     torch_group = _resolve(group)
-    name = _ONE_RANK if torch_group is _ALONE else torch_group.group_name
+    name = _ONE_RANK if torch_group is ALONE else torch_group.group_name
     known = _connected.get(name)
     if known is None or known() is not torch_group:
         init(group)
