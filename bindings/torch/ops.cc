@@ -271,6 +271,15 @@ void make_group(std::string name, std::string shared_name, std::int64_t rank,
             std::make_shared<Group>(std::move(communicator), entry_deadline_s, inner_deadline_s));
 }
 
+/// Why the backend cannot run here, or "" where it can.
+std::string backend_refusal(std::string backend) {
+  LayerConfig config;
+  config.shape = {1, 1, 1, 1, 1};
+  config.backend = backend == "cuda" ? Backend::cuda : Backend::cpu;
+  const LocalOutcome outcome = outcome_of([&] { validate(config, 1); });
+  return outcome.failed == 0 ? "" : outcome.message.data();
+}
+
 }  // namespace
 }  // namespace megamoe::torch_ops
 
@@ -296,6 +305,7 @@ STABLE_TORCH_LIBRARY(megamoe, library) {
   library.def("drop_group(str name) -> ()");
   library.def("has_group(str name) -> bool");
   library.def("num_kept_calls() -> int");
+  library.def("backend_refusal(str backend) -> str");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(megamoe, CPU, library) {
@@ -317,4 +327,5 @@ STABLE_TORCH_LIBRARY_IMPL(megamoe, CompositeExplicitAutograd, library) {
   library.impl("drop_group", TORCH_BOX(&megamoe::torch_ops::drop_group));
   library.impl("has_group", TORCH_BOX(&megamoe::torch_ops::has_group));
   library.impl("num_kept_calls", TORCH_BOX(&megamoe::torch_ops::num_kept_calls));
+  library.impl("backend_refusal", TORCH_BOX(&megamoe::torch_ops::backend_refusal));
 }

@@ -57,6 +57,7 @@ def experts_forward(experts: nn.Module, hidden_states: Tensor, top_k_index: Tens
         local_tensor(experts.gate_up_proj if experts.has_gate else experts.up_proj),
         local_tensor(experts.down_proj),
         getattr(experts, "megamoe_group", _groups.ALONE),
+        getattr(experts, "megamoe_overlap_comm", True),
         activation=_activation_of(experts),
     )
     return y.to(hidden_states.dtype)
@@ -65,7 +66,7 @@ def experts_forward(experts: nn.Module, hidden_states: Tensor, top_k_index: Tens
 transformers_moe.ALL_EXPERTS_FUNCTIONS.register("megamoe", experts_forward)
 
 
-def parallelize_experts(model: nn.Module, group=None) -> nn.Module:
+def parallelize_experts(model: nn.Module, group=None, *, overlap_comm: bool = True) -> nn.Module:
     """Keeps this rank's experts of every MoE block of a transformers model, and runs them over the group.
 
     Every rank calls it on the same model, then feeds its own tokens: the batch is split by rank, and every rank makes the
@@ -76,7 +77,7 @@ def parallelize_experts(model: nn.Module, group=None) -> nn.Module:
 
     Args:
         model: a transformers model whose experts modules support experts implementations; changed in place.
-        group: as in ``megamoe.moe``. Collective.
+        group, overlap_comm: as in ``megamoe.moe``. Collective.
 
     Returns:
         The model.
@@ -102,6 +103,7 @@ def parallelize_experts(model: nn.Module, group=None) -> nn.Module:
             parameter.is_megamoe_expert = True
             setattr(experts, name, parameter)
         experts.megamoe_group = group
+        experts.megamoe_overlap_comm = overlap_comm
     model.set_experts_implementation("megamoe")
     _groups.connected_name(group)
     return model
