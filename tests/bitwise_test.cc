@@ -2,6 +2,9 @@
 // many ranks the same tokens are spread.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "layer_fixture.h"
 
 namespace megamoe::verify {

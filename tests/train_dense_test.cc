@@ -53,7 +53,7 @@ double dot(const std::vector<double>& a, const std::vector<double>& b) {
 TEST(TrainDense, ProductsOfEverySizeAreThoseWrittenOut) {
   for (const std::int64_t m : {0, 1, 3, 4, 5, 9}) {
     for (const std::int64_t n : {1, 7, 8, 9, 17}) {
-      for (const std::int64_t k : {0, 1, 5}) {
+      for (const std::int64_t k : {0, 1, 5, 128, 300}) {
         const std::vector<double> a = random_values(m * k, 1);
         const std::vector<double> b = random_values(k * n, 2);
         std::vector<double> c = random_values(m * n, 3);
@@ -66,7 +66,9 @@ TEST(TrainDense, ProductsOfEverySizeAreThoseWrittenOut) {
           }
         }
         add_product(a.data(), b.data(), c.data(), m, n, k);
-        EXPECT_EQ(c, expected) << m << " x " << n << " x " << k;
+        for (std::int64_t i = 0; i < m * n; ++i) {
+          EXPECT_NEAR(c[i], expected[i], 1e-11) << m << " x " << n << " x " << k << " at " << i;
+        }
       }
     }
   }

@@ -32,20 +32,20 @@ struct ModelOptions {
   std::int32_t top_k = 2;               ///< K
   std::int64_t num_layers = 2;          ///< L
   double aux_loss = 0.01;               ///< coefficient of each block's balancing loss
-  double bias_rate = 0.0;               ///< step of the routers' selection bias towards balance
+  double bias_rate = 0.001;             ///< step of the routers' selection bias towards balance
 };
 
 /// AdamW with linear warmup and cosine decay.
 struct OptimizerOptions {
   double learning_rate = 3e-3;  ///< the highest, reached after warmup
-  double weight_decay = 1.0;    ///< times the learning rate; not of the weights of norms
+  double weight_decay = 3.0;    ///< times the learning rate; not of the weights of norms
   double beta1 = 0.9;
   double beta2 = 0.98;
   double epsilon = 1e-8;
   double clip_norm = 1.0;  ///< of the gradient of all parameters of all ranks
   std::int64_t warmup_steps = 20;
   /// Steps until the cosine has fallen to a tenth; not --steps, so that a run can be made longer.
-  std::int64_t decay_steps = 800;
+  std::int64_t decay_steps = 600;
 };
 
 struct TrainOptions {
@@ -68,7 +68,7 @@ struct TrainOptions {
   std::string resume_path;            ///< empty: start at step 0
 
   std::int64_t sample_bytes = 200;  ///< generated after training
-  double temperature = 0.7;         ///< of the sample; 0 takes the likeliest byte
+  double temperature = 0.5;         ///< of the sample; 0 takes the likeliest byte
 };
 
 /// Throws OptionError naming the first option that is out of range.
