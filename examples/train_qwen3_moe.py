@@ -4,8 +4,8 @@
     scripts/python examples/train_qwen3_moe.py
     scripts/python -m torch.distributed.run --nproc-per-node 2 examples/train_qwen3_moe.py
 
-Every rank trains on sequences of its own. With --experts megamoe the experts are spread over the ranks; with grouped_mm every
-rank holds all of them. Parameters are fp32, and products run in bf16 (autocast).
+Every rank trains on sequences of its own. With --experts megamoe the experts are spread over the ranks; with
+grouped_mm every rank holds all of them. Parameters are fp32, and products run in bf16 (autocast).
 """
 
 import argparse
@@ -14,21 +14,41 @@ import os
 import pathlib
 import time
 
+import megamoe
+import megamoe.huggingface
 import torch
 import torch.distributed as dist
 import transformers
 
-import megamoe
-import megamoe.huggingface
-
 SHAPES = {
     # The last two are the shapes of a layer of the published models; --layers says how many of them.
-    "small": dict(hidden_size=128, moe_intermediate_size=64, num_experts=16, num_experts_per_tok=4,
-                  num_attention_heads=4, num_key_value_heads=2, head_dim=32),
-    "qwen3-30b": dict(hidden_size=2048, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8,
-                      num_attention_heads=32, num_key_value_heads=4, head_dim=128),
-    "qwen3-235b": dict(hidden_size=4096, moe_intermediate_size=1536, num_experts=128, num_experts_per_tok=8,
-                       num_attention_heads=64, num_key_value_heads=4, head_dim=128),
+    "small": dict(
+        hidden_size=128,
+        moe_intermediate_size=64,
+        num_experts=16,
+        num_experts_per_tok=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+    ),
+    "qwen3-30b": dict(
+        hidden_size=2048,
+        moe_intermediate_size=768,
+        num_experts=128,
+        num_experts_per_tok=8,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+    ),
+    "qwen3-235b": dict(
+        hidden_size=4096,
+        moe_intermediate_size=1536,
+        num_experts=128,
+        num_experts_per_tok=8,
+        num_attention_heads=64,
+        num_key_value_heads=4,
+        head_dim=128,
+    ),
 }
 
 
@@ -38,14 +58,18 @@ def parse(arguments):
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--experts", choices=["megamoe", "grouped_mm"], default="megamoe")
-    parser.add_argument("--overlap", choices=["on", "off"], default="on", help="communication under computation (megamoe)")
+    parser.add_argument(
+        "--overlap", choices=["on", "off"], default="on", help="communication under computation (megamoe)"
+    )
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch", type=int, default=8, help="sequences a step, over all ranks")
     parser.add_argument("--sequence", type=int, default=128, help="bytes of a sequence")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=pathlib.Path, help="JSON lines: step, loss, tokens_per_s, moe_share")
-    parser.add_argument("--checkpoint", type=pathlib.Path, help="folder to save to at the end, and every --save-every steps")
+    parser.add_argument(
+        "--checkpoint", type=pathlib.Path, help="folder to save to at the end, and every --save-every steps"
+    )
     parser.add_argument("--save-every", type=int, default=0)
     parser.add_argument("--resume", action="store_true", help="go on from --checkpoint")
     return parser.parse_args(arguments)
@@ -82,8 +106,14 @@ class Trainer:
             raise SystemExit(f"{options.text} has {len(self.text)} bytes; --sequence {options.sequence} needs more")
         torch.manual_seed(options.seed)  # the same model on every rank
         config = transformers.Qwen3MoeConfig(
-            vocab_size=256, num_hidden_layers=options.layers, intermediate_size=4, decoder_sparse_step=1,
-            norm_topk_prob=True, router_aux_loss_coef=0.01, output_router_logits=True, use_cache=False,
+            vocab_size=256,
+            num_hidden_layers=options.layers,
+            intermediate_size=4,
+            decoder_sparse_step=1,
+            norm_topk_prob=True,
+            router_aux_loss_coef=0.01,
+            output_router_logits=True,
+            use_cache=False,
             **SHAPES[options.shape],
         )
         self.model = transformers.AutoModelForCausalLM.from_config(config, experts_implementation=options.experts)
@@ -94,7 +124,7 @@ class Trainer:
         self.step = 0
 
     def batch(self):
-        """This rank's sequences of the step: they depend on the seed and the step alone, so that a resumed run goes on alike."""
+        """This rank's sequences: they depend on the seed and the step alone, so that a resumed run goes on alike."""
         generator = torch.Generator().manual_seed(self.options.seed * 1_000_003 + self.step)
         starts = torch.randint(len(self.text) - self.options.sequence, (self.options.batch,), generator=generator)
         mine = starts.chunk(self.num_ranks)[self.rank]
@@ -147,20 +177,26 @@ def train(options):
         start, trainer.timer.seconds = time.perf_counter(), 0.0
         loss = trainer.train_step()
         seconds = time.perf_counter() - start
-        records.append({
-            "step": trainer.step,
-            "loss": loss,
-            "tokens_per_s": options.batch * options.sequence / seconds,
-            "moe_share": trainer.timer.seconds / seconds,
-        })
+        records.append(
+            {
+                "step": trainer.step,
+                "loss": loss,
+                "tokens_per_s": options.batch * options.sequence / seconds,
+                "moe_share": trainer.timer.seconds / seconds,
+            }
+        )
         last = trainer.step == options.steps
         if trainer.rank == 0:
             if options.log:
                 with options.log.open("a") as log:
                     print(json.dumps(records[-1]), file=log)
             if last or trainer.step % 10 == 0 or len(records) == 1:
-                print("step {step:5}  loss {loss:.3f}  {tokens_per_s:,.0f} tokens/s  MoE {moe_share:.0%} of the step"
-                      .format(**records[-1]), flush=True)
+                share = records[-1]["moe_share"]
+                speed = records[-1]["tokens_per_s"]
+                print(
+                    f"step {trainer.step:5}  loss {loss:.3f}  {speed:,.0f} tokens/s  MoE {share:.0%} of the step",
+                    flush=True,
+                )
         if options.checkpoint and (last or (options.save_every and trainer.step % options.save_every == 0)):
             trainer.save()
     return records

@@ -1,7 +1,7 @@
 """megamoe: expert-parallel Mixture-of-Experts layers for PyTorch.
 
-    y = megamoe.moe(x, expert_ids, weights, gate_up, down)        # any router
-    layer = megamoe.MoELayer(num_experts=64, hidden_dim=1024, expert_dim=512, top_k=4)
+y = megamoe.moe(x, expert_ids, weights, gate_up, down)        # any router
+layer = megamoe.MoELayer(num_experts=64, hidden_dim=1024, expert_dim=512, top_k=4)
 """
 
 from ._groups import init, shutdown

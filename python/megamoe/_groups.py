@@ -69,9 +69,7 @@ def _agree_on_name(torch_group, size: int) -> str:
     dist.all_gather_object(everyone, mine, group=torch_group)
     hosts = sorted({host for host, _ in everyone})
     if len(hosts) > 1:
-        raise RuntimeError(
-            f"the ranks of an expert-parallel group must be on one host; they are on {', '.join(hosts)}"
-        )
+        raise RuntimeError(f"the ranks of an expert-parallel group must be on one host; they are on {', '.join(hosts)}")
     return everyone[0][1]
 
 

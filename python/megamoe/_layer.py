@@ -1,7 +1,5 @@
 """The layer as a module: router and experts."""
 
-from typing import Optional
-
 import torch
 from torch import Tensor, nn
 
@@ -13,12 +11,13 @@ from ._router import Router
 class MoELayer(nn.Module):
     """A Mixture-of-Experts layer whose experts are spread over a group of ranks.
 
-    Parameters: ``router.weight`` [E, H], the same on all ranks (its gradient is this rank's: reduce it as any replicated
-    parameter), ``gate_up`` [e, 2I, H] (gate rows, then up rows; [e, I, H] for activations without gate) and ``down``
-    [e, H, I] of this rank's experts ``rank * e ... (rank + 1) * e - 1``, e = E / ranks. Experts' gradients are the sum
-    over the tokens of all ranks and must not be reduced again within the group; ``megamoe.is_expert_parameter`` tells
-    them apart. A parameter with an fp32 attribute ``main_grad`` (both experts' parameters, or none) gets its gradient
-    added there, and no ``grad``. DTensor parameters (FSDP2 on the expert dimension) are read as their local part.
+    Parameters: ``router.weight`` [E, H], the same on all ranks (its gradient is this rank's: reduce it as any
+    replicated parameter), ``gate_up`` [e, 2I, H] (gate rows, then up rows; [e, I, H] for activations without gate) and
+    ``down`` [e, H, I] of this rank's experts ``rank * e ... (rank + 1) * e - 1``, e = E / ranks. Experts' gradients are
+    the sum over the tokens of all ranks and must not be reduced again within the group;
+    ``megamoe.is_expert_parameter`` tells them apart. A parameter with an fp32 attribute ``main_grad`` (both experts'
+    parameters, or none) gets its gradient added there, and no ``grad``. FSDP2 may shard the parameters on the expert
+    dimension.
 
     Args:
         num_experts: E, over all ranks; divisible by their number.
@@ -47,9 +46,9 @@ class MoELayer(nn.Module):
         activation: str = "swiglu",
         activation_limit: float = 7.0,
         recompute: bool = False,
-        max_tokens: Optional[int] = None,
-        row_capacity: Optional[int] = None,
-        device: Optional[torch.device] = None,
+        max_tokens: int | None = None,
+        row_capacity: int | None = None,
+        device: torch.device | None = None,
         **router_options,
     ):
         super().__init__()
@@ -75,8 +74,8 @@ class MoELayer(nn.Module):
         for parameter in (self.gate_up, self.down):
             nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
             parameter.is_megamoe_expert = True
-        self.load: Optional[Tensor] = None  #: [E] int64: tokens of this rank per expert in the last call
-        self.auxiliary_loss: Optional[Tensor] = None  #: of the last call, to be added to the loss
+        self.load: Tensor | None = None  #: [E] int64: tokens of this rank per expert in the last call
+        self.auxiliary_loss: Tensor | None = None  #: of the last call, to be added to the loss
         _groups.connected_name(group)
 
     def extra_repr(self) -> str:

@@ -3,8 +3,6 @@
 Legend: T tokens of this rank (leading dimensions flattened), K slots, H hidden, I intermediate, e experts of this rank.
 """
 
-from typing import Optional
-
 import torch
 from torch import Tensor
 
@@ -49,9 +47,7 @@ def _backward(ctx, dy, _):
     if gate_up_main_grad is None:
         dx, dweights, dgate_up, ddown = _ops.backward(dy, *ctx.saved_tensors, *ctx.options)
     else:
-        dx, dweights = _ops.backward_main_grad(
-            dy, *ctx.saved_tensors, gate_up_main_grad, down_main_grad, *ctx.options
-        )
+        dx, dweights = _ops.backward_main_grad(dy, *ctx.saved_tensors, gate_up_main_grad, down_main_grad, *ctx.options)
         dgate_up = ddown = None
     return (dx, None, dweights, dgate_up, ddown) + (None,) * (2 + len(ctx.options))
 
@@ -71,16 +67,16 @@ def moe(
     activation: str = "swiglu",
     activation_limit: float = 7.0,
     recompute: bool = False,
-    max_tokens: Optional[int] = None,
-    row_capacity: Optional[int] = None,
-    main_grads: Optional[tuple[Tensor, Tensor]] = None,
+    max_tokens: int | None = None,
+    row_capacity: int | None = None,
+    main_grads: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """One Mixture-of-Experts layer over the ranks of a group: y_t = sum_k w_tk * expert_{id_tk}(x_t).
 
     Expert j is ``down_j @ (act(gate_j @ x) * (up_j @ x))``. Every call is collective, forward and backward: all ranks
-    make it, in the same order, also a rank without tokens (T = 0). With autograd the backward call happens when
-    y's gradient is known, so y must take part in the loss on every rank or on none. Products accumulate in fp32; results
-    do not depend on the number of ranks, on ``overlap_comm`` or on ``recompute``.
+    make it, in the same order, also a rank without tokens (T = 0). The backward call happens when y's gradient is
+    known, so y must take part in the loss on every rank or on none. Products accumulate in fp32; results do not depend
+    on the number of ranks, on ``overlap_comm`` or on ``recompute``.
 
     Args:
         x: [..., H] bf16; the number of tokens may differ from rank to rank. Other dtypes are refused; under

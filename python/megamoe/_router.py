@@ -1,6 +1,6 @@
 """The router: from logits to expert ids and weights."""
 
-from typing import Literal, NamedTuple, Optional
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ class Routing(NamedTuple):
 class Router(nn.Module):
     """A linear router: fp32 logits, softmax or sigmoid scores, top-k with ties to the lower id.
 
+    In torch operations: it runs wherever torch does, and torch.compile fuses it.
+
     Args:
         hidden_dim: H.
         num_experts: E, over all ranks.
@@ -25,10 +27,10 @@ class Router(nn.Module):
         score_function: "softmax" or "sigmoid" of the logits.
         renormalise: whether a token's K weights are divided by their sum.
         scale: factor on the weights, after that.
-        num_groups, top_groups: experts in num_groups equal groups, of which only the top_groups best may be chosen
-            (by the sum of their two largest selection scores, DeepSeek-V3, arXiv:2412.19437); the others are masked to -inf.
-        bias_update_rate: rate of the selection bias (ibid.): `update_bias` moves it up where an expert's load is below the
-            mean and down where it is above. 0: no bias.
+        num_groups, top_groups: experts in num_groups equal groups, of which only the top_groups best may be chosen, by
+            the sum of their two largest selection scores (DeepSeek-V3, arXiv:2412.19437); the others get -inf.
+        bias_update_rate: rate of the selection bias (ibid.): ``update_bias`` moves it up where an expert's load is
+            below the mean and down where it is above. 0: no bias.
         aux_loss_alpha: alpha of the load-balancing loss alpha * E * sum_j f_j P_j (Switch Transformers,
             arXiv:2101.03961), f_j the share of slots, P_j the mean score (normalised to sum 1) of expert j.
     """
@@ -46,8 +48,8 @@ class Router(nn.Module):
         top_groups: int = 1,
         bias_update_rate: float = 0.0,
         aux_loss_alpha: float = 0.0,
-        device: Optional[torch.device] = None,
-        dtype: Optional[torch.dtype] = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         if score_function not in ("softmax", "sigmoid"):
@@ -103,7 +105,7 @@ class Router(nn.Module):
 
     @torch.no_grad()
     def update_bias(self, load: Tensor) -> None:
-        """Moves the selection bias by the sign of (mean load - load). `load` [E]: summed over all ranks by the caller."""
+        """Moves the selection bias by the sign of (mean load - load); load [E] is summed over ranks by the caller."""
         if self.selection_bias is None:
             raise ValueError("the router has no selection bias; give bias_update_rate")
         load = load.float()

@@ -7,7 +7,6 @@
 Router, shared experts and losses stay the model's own code.
 """
 
-import torch
 from torch import Tensor, nn
 from transformers.integrations import moe as transformers_moe
 
@@ -43,7 +42,8 @@ def _activation_of(experts: nn.Module) -> str:
     known = _GATED if experts.has_gate else _UNGATED
     if activation not in known:
         raise NotImplementedError(
-            f'{name} uses {activation}, which experts_implementation="megamoe" does not support; it has {", ".join(known)}'
+            f'{name} uses {activation}, which experts_implementation="megamoe" does not support; '
+            f"it has {', '.join(known)}"
         )
     return known[activation]
 
@@ -69,11 +69,11 @@ transformers_moe.ALL_EXPERTS_FUNCTIONS.register("megamoe", experts_forward)
 def parallelize_experts(model: nn.Module, group=None, *, overlap_comm: bool = True) -> nn.Module:
     """Keeps this rank's experts of every MoE block of a transformers model, and runs them over the group.
 
-    Every rank calls it on the same model, then feeds its own tokens: the batch is split by rank, and every rank makes the
-    same forward and backward calls. Experts' gradients come out as the sum over all ranks' losses; those of all other
-    parameters are this rank's own and are reduced by the caller. For the mean over the ranks' losses, divide each loss by
-    the number of ranks and sum the gradients of the parameters for which ``megamoe.is_expert_parameter`` is false.
-    ``state_dict`` holds this rank's experts only.
+    Every rank calls it on the same model, then feeds its own tokens: the batch is split by rank, and every rank makes
+    the same forward and backward calls. Experts' gradients come out as the sum over all ranks' losses; those of all
+    other parameters are this rank's own and are reduced by the caller. For the mean over the ranks' losses, divide each
+    loss by the number of ranks and sum the gradients of the parameters for which ``megamoe.is_expert_parameter`` is
+    false. ``state_dict`` holds this rank's experts only.
 
     Args:
         model: a transformers model whose experts modules support experts implementations; changed in place.
@@ -87,14 +87,18 @@ def parallelize_experts(model: nn.Module, group=None, *, overlap_comm: bool = Tr
         NotImplementedError: an experts module that computes something else than the library.
     """
     rank, num_ranks = _groups.rank_and_size(group)
-    blocks = [module for module in model.modules() if hasattr(module, "is_concatenated") and hasattr(module, "down_proj")]
+    blocks = [
+        module for module in model.modules() if hasattr(module, "is_concatenated") and hasattr(module, "down_proj")
+    ]
     if not blocks:
         raise ValueError(f"{type(model).__name__} has no experts module that supports experts implementations")
     for experts in blocks:
         _activation_of(experts)
         num_experts = experts.down_proj.shape[0]
         if num_experts % num_ranks:
-            raise ValueError(f"{type(experts).__name__} has {num_experts} experts, which {num_ranks} ranks do not divide")
+            raise ValueError(
+                f"{type(experts).__name__} has {num_experts} experts, which {num_ranks} ranks do not divide"
+            )
         num_local = num_experts // num_ranks
         for name in ("gate_up_proj" if experts.has_gate else "up_proj", "down_proj"):
             whole = getattr(experts, name)

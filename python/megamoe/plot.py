@@ -1,7 +1,7 @@
 """python -m megamoe.plot FILE...: pictures of benchmark records and training logs, as PNG and SVG.
 
-A JSON file with a list of benchmark records becomes bars of time and TFLOP/s beside the dense ceiling of the same run; a file
-of JSON lines with `step` and `loss` becomes a loss curve. Several training logs share one picture.
+A JSON file with a list of benchmark records becomes bars of time and TFLOP/s beside the dense ceiling of the same run;
+a file of JSON lines with `step` and `loss` becomes a loss curve. Several training logs share one picture.
 """
 
 import argparse
@@ -19,7 +19,9 @@ def load(path: pathlib.Path) -> list[dict]:
     """The records of a file: a JSON list, or JSON lines. Raises ValueError, naming the file."""
     text = path.read_text()
     try:
-        records = json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.splitlines()]
+        records = (
+            json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.splitlines()]
+        )
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is neither a JSON list nor JSON lines: {error}") from error
     if not records:
@@ -49,8 +51,9 @@ def draw_benchmarks(records: list[dict]) -> plt.Figure:
             for index, label in enumerate(labels):
                 places = [position for position, shape in enumerate(shapes) if (shape, label) in by_place]
                 heights = [by_place[shapes[position], label][f"{direction}_{unit}"] for position in places]
-                bars = axis.bar([place + (index - (len(labels) - 1) / 2) * width for place in places], heights, width,
-                                label=label)
+                bars = axis.bar(
+                    [place + (index - (len(labels) - 1) / 2) * width for place in places], heights, width, label=label
+                )
                 axis.bar_label(bars, fmt="%.3g", fontsize=7)
             ceilings = {record["dense_tflops"] for record in records if record.get("dense_tflops")}
             if unit == "tflops" and ceilings:
@@ -94,7 +97,9 @@ def save(figure: plt.Figure, stem: pathlib.Path) -> list[pathlib.Path]:
 
 def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(prog="python -m megamoe.plot", description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="+", type=pathlib.Path, metavar="FILE", help="benchmark records or training logs")
+    parser.add_argument(
+        "files", nargs="+", type=pathlib.Path, metavar="FILE", help="benchmark records or training logs"
+    )
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path(), help="folder of the pictures")
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)

@@ -56,7 +56,7 @@ class Problem:
         return [self.x, self.weights, self.gate_up, self.down]
 
 
-def make_problem(T=40, H=64, I=48, E=8, K=3, gated=True, seed=0):
+def make_problem(T=40, H=64, I=48, E=8, K=3, gated=True, seed=0):  # noqa: E741  the legend's letters
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape, scale=1.0):

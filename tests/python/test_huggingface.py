@@ -1,18 +1,17 @@
 """Models of transformers with experts_implementation="megamoe", against the implementations that it ships.
 
-The oracle runs the experts in fp64 between the same bf16 model code; one MoE layer a model, so that all implementations route
-alike.
+The oracle runs the experts in fp64 between the same bf16 model code; one MoE layer a model, so that all implementations
+route alike.
 """
-
-import pytest
-import torch
-import transformers
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 import megamoe
 import megamoe.huggingface
+import pytest
 import reference
+import torch
+import transformers
 from ranks import run_ranks
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 COMMON = {
     "vocab_size": 128,
@@ -25,21 +24,39 @@ COMMON = {
 }
 CONFIGS = {
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
-        **COMMON, head_dim=16, moe_intermediate_size=48, intermediate_size=96, num_experts=8, norm_topk_prob=True,
+        **COMMON,
+        head_dim=16,
+        moe_intermediate_size=48,
+        intermediate_size=96,
+        num_experts=8,
+        norm_topk_prob=True,
         decoder_sparse_step=1,
     ),
     "mixtral": lambda: transformers.MixtralConfig(**COMMON, intermediate_size=48, num_local_experts=4),
     "deepseek_v3": lambda: transformers.DeepseekV3Config(
-        **{**COMMON, "num_hidden_layers": 2, "num_key_value_heads": 4}, intermediate_size=96, moe_intermediate_size=48,
-        n_routed_experts=8, n_shared_experts=1, n_group=4, topk_group=2, first_k_dense_replace=1, q_lora_rank=32,
-        kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=16,
+        **{**COMMON, "num_hidden_layers": 2, "num_key_value_heads": 4},
+        intermediate_size=96,
+        moe_intermediate_size=48,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        n_group=4,
+        topk_group=2,
+        first_k_dense_replace=1,
+        q_lora_rank=32,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=16,
+        v_head_dim=16,
     ),
 }
 
 
 def oracle_forward(experts, hidden_states, top_k_index, top_k_weights):
     y = reference.moe(
-        hidden_states.double(), top_k_index, top_k_weights.double(), experts.gate_up_proj.double(),
+        hidden_states.double(),
+        top_k_index,
+        top_k_weights.double(),
+        experts.gate_up_proj.double(),
         experts.down_proj.double(),
     )
     return y.to(hidden_states.dtype)
@@ -64,8 +81,9 @@ def step(model, tokens):
     model.zero_grad()
     loss = model(input_ids=tokens, labels=tokens).loss
     loss.backward()
-    return {"loss": loss.detach()} | {name: parameter.grad.clone() for name, parameter in model.named_parameters()
-                                      if parameter.grad is not None}
+    return {"loss": loss.detach()} | {
+        name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
 
 
 @pytest.mark.parametrize("name", CONFIGS)

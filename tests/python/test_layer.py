@@ -1,13 +1,11 @@
 """The module, its router, and the short form of one linear map per expert; on one rank."""
 
+import megamoe
 import pytest
 import torch
-from torch import nn
-
-import megamoe
-import reference
 from megamoe import moe_overlapping_backward_op
 from reference import error
+from torch import nn
 
 SIZES = {"num_experts": 8, "hidden_dim": 64, "expert_dim": 48, "top_k": 2}
 

@@ -3,13 +3,12 @@
 import gc
 import resource
 
-import pytest
-import torch
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
-
 import megamoe
+import pytest
 import reference
+import torch
 from reference import assert_equal, assert_within_baseline, make_problem, results
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 ACTIVATIONS = ["swiglu", "clamped_swiglu", "gelu_erf", "gelu_tanh", "relu2", "identity"]
 OPTIONS = ("one rank", "swiglu", 7.0, True, True, 0, 0)
@@ -102,9 +101,7 @@ def test_leading_dimensions_are_kept():
     expected = results(megamoe.moe, problem)
 
     def batched(x, expert_ids, weights, gate_up, down):
-        y = megamoe.moe(
-            x.view(2, 3, 4, -1), expert_ids.view(2, 3, 4, -1), weights.view(2, 3, 4, -1), gate_up, down
-        )
+        y = megamoe.moe(x.view(2, 3, 4, -1), expert_ids.view(2, 3, 4, -1), weights.view(2, 3, 4, -1), gate_up, down)
         assert y.shape == (2, 3, 4, x.shape[-1])
         return y.view(x.shape)
 
@@ -173,19 +170,24 @@ def test_strided_inputs_and_an_expanded_gradient_give_the_same_bits():
 )
 def test_wrong_arguments_are_refused_by_name(change, message):
     problem = make_problem()
-    arguments = {
-        name: getattr(problem, name).detach() for name in ("x", "expert_ids", "weights", "gate_up", "down")
-    }
+    arguments = {name: getattr(problem, name).detach() for name in ("x", "expert_ids", "weights", "gate_up", "down")}
     with pytest.raises(RuntimeError, match=message):
         megamoe.moe(**{**arguments, **change(problem)})
     assert torch.equal(megamoe.moe(**arguments), results(megamoe.moe, problem)["y"])  # the layer is usable
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("value", [8, -2, 2**32, -(2**32)])
-def test_an_id_out_of_range_is_named_with_its_place(dtype, value):
-    if dtype == torch.int32 and abs(value) > 2**31:
-        pytest.skip("not a number of this dtype")
+@pytest.mark.parametrize(
+    "value, dtype",
+    [
+        (8, torch.int32),
+        (-2, torch.int32),
+        (8, torch.int64),
+        (-2, torch.int64),
+        (2**32, torch.int64),
+        (-(2**32), torch.int64),
+    ],
+)
+def test_an_id_out_of_range_is_named_with_its_place(value, dtype):
     problem = make_problem(E=8)
     problem.expert_ids = problem.expert_ids.to(dtype)
     problem.expert_ids[7, 1] = value
@@ -193,9 +195,7 @@ def test_an_id_out_of_range_is_named_with_its_place(dtype, value):
         results(megamoe.moe, problem)
 
 
-def test_cuda_tensors_are_refused_where_there_is_no_backend():
-    if torch.cuda.is_available():
-        pytest.skip("has a device")
+def test_cuda_tensors_reach_the_library():
     assert torch._C._dispatch_has_kernel_for_dispatch_key("megamoe::forward", "CUDA")
 
 
@@ -299,10 +299,10 @@ def test_backward_twice_over_a_retained_graph(problem):
 
 def test_saved_tensors_may_be_copied_elsewhere(problem):
     expected = results(megamoe.moe, problem)
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.numpy(force=True).copy()
-                                                  if tensor.dtype == torch.int64 else tensor,
-                                                  lambda packed: torch.from_numpy(packed)
-                                                  if not torch.is_tensor(packed) else packed):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: tensor.numpy(force=True).copy() if tensor.dtype == torch.int64 else tensor,
+        lambda packed: torch.from_numpy(packed) if not torch.is_tensor(packed) else packed,
+    ):
         assert_equal(results(megamoe.moe, problem), expected)
 
 
@@ -350,8 +350,10 @@ def test_autocast_casts_x_and_expert_weights(problem):
     for function in (layer, torch.compile(layer, fullgraph=True)):
         actual = results(function, problem, torch.float32)
         assert actual["y"].dtype == torch.bfloat16
-        assert_equal({name: tensor.float() for name, tensor in actual.items()},
-                     {name: tensor.float() for name, tensor in expected.items()})
+        assert_equal(
+            {name: tensor.float() for name, tensor in actual.items()},
+            {name: tensor.float() for name, tensor in expected.items()},
+        )
 
 
 @pytest.mark.parametrize("compiled", [False, True])

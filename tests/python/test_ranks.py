@@ -4,14 +4,15 @@ import dataclasses
 import gc
 import time
 
+import megamoe
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils.checkpoint import checkpoint
-
-import megamoe
 from ranks import run_ranks
 from reference import assert_equal, make_problem, results
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
 
 NUM_RANKS = 2
 #: Tokens of rank 0, of all.
@@ -64,6 +65,16 @@ def layer_weights():
     return {name: (torch.randn(shape) / shape[-1] ** 0.5).bfloat16() for name, shape in shapes.items()}
 
 
+def fsdp_step(x, dy, group, weights):
+    """A layer whose group is this rank alone, its parameters sharded over both ranks on the expert dimension."""
+    layer = megamoe.MoELayer(8, 64, 48, 3, group=group)
+    layer.load_state_dict(weights)
+    fully_shard(layer, mesh=init_device_mesh("cpu", (NUM_RANKS,)))
+    assert layer.gate_up.to_local().shape[0] == 8 // NUM_RANKS
+    layer(x).backward(dy)
+    return {name: parameter.grad.full_tensor() for name, parameter in layer.named_parameters()}
+
+
 def successes(rank):
     found = {}
     for name, split in SPLITS.items():
@@ -86,8 +97,10 @@ def successes(rank):
     found["skewed"] = results(megamoe.moe, part_of(skewed, split, rank))
 
     # Several micro-batches in flight, and no_grad calls between them.
-    outputs = [megamoe.moe(problem.x, problem.expert_ids, problem.weights, problem.gate_up.requires_grad_(), problem.down)
-               for _ in range(2)]
+    outputs = [
+        megamoe.moe(problem.x, problem.expert_ids, problem.weights, problem.gate_up.requires_grad_(), problem.down)
+        for _ in range(2)
+    ]
     with torch.no_grad():
         megamoe.moe(problem.x, problem.expert_ids, problem.weights, problem.gate_up, problem.down)
     for y in outputs:
@@ -104,10 +117,12 @@ def successes(rank):
     found["alone"] = results(lambda *tensors: megamoe.moe(*tensors, group=alone), make_problem())
 
     found["short form"], found["short form weights"] = short_form_step(
-        make_problem().gate_up.detach().mT[..., :64], problem)
+        make_problem().gate_up.detach().mT[..., :64], problem
+    )
     weights = layer_weights()
     found["layer"], router_gradient = layer_step(problem.x, problem.dy, weights)
     found["layer router"] = router_gradient
+    found["fsdp"] = fsdp_step(problem.x.detach(), problem.dy, alone, weights)
     gc.collect()
     found["kept calls"] = torch.ops.megamoe.num_kept_calls()
     return found
@@ -168,6 +183,17 @@ def test_the_module_shards_its_experts(two_ranks):
     assert (summed - router_gradient.double()).norm() <= 2**-7 * router_gradient.double().norm()
 
 
+def test_parameters_can_be_sharded_by_fsdp(two_ranks):
+    problem = make_problem()
+    expected, router_gradient = layer_step(problem.x.detach(), problem.dy, layer_weights())
+    expected = {"gate_up": expected["dgate_up"], "down": expected["ddown"], "router.weight": router_gradient}
+    for name, gradient in two_ranks[0]["fsdp"].items():
+        assert torch.equal(gradient, two_ranks[1]["fsdp"][name])
+        # FSDP takes the mean of the ranks' gradients, in bf16: two roundings.
+        limit = 2**-7 * expected[name].double().norm()
+        assert (NUM_RANKS * gradient.double() - expected[name].double()).norm() <= limit, name
+
+
 def test_no_context_is_left(two_ranks):
     assert [found["kept calls"] for found in two_ranks] == [0, 0]
 
@@ -203,8 +229,17 @@ def refusals(rank):
     dy = problem.dy if rank == 0 else problem.dy[:-1]
     messages["dy"] = message_of(
         lambda: torch.ops.megamoe.backward(
-            dy, torch.zeros(4, dtype=torch.int64), *[value.detach() for value in inputs.values()],
-            "0", "swiglu", 7.0, True, True, 0, 0)
+            dy,
+            torch.zeros(4, dtype=torch.int64),
+            *[value.detach() for value in inputs.values()],
+            "0",
+            "swiglu",
+            7.0,
+            True,
+            True,
+            0,
+            0,
+        )
     )
     y.backward(problem.dy)  # the layer is usable all the same
     return messages

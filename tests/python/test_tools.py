@@ -4,15 +4,15 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import zipfile
 
 import pytest
 import torch
-
 from megamoe import __main__ as command
-from megamoe import plot
+from megamoe import _library, plot
 from ranks import run_ranks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -24,21 +24,53 @@ def test_info_says_what_can_run_and_why_not():
     assert "backend cuda: " in text
 
 
+def test_a_package_without_operators_says_what_is_missing(monkeypatch):
+    monkeypatch.setattr(_library, "PATH", pathlib.Path("/nowhere/_ops.so"))
+    with pytest.raises(ImportError, match="operators are not at /nowhere/_ops.so. Install the package"):
+        _library.load()
+    monkeypatch.undo()
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    with pytest.raises(ImportError, match="needs PyTorch 2.11 or newer, this is 2.9.1"):
+        _library.load()
+
+
+@pytest.mark.parametrize("document", ["docs/pytorch.md", "README.md"])
+def test_python_in_the_documents_runs(document, capsys):
+    path = ROOT / document
+    if not path.exists():
+        pytest.skip(f"no {document}")
+    for block in re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE):
+        exec(compile(block, document, "exec"), {})
+
+
 # ---- Pictures --------------------------------------------------------------------------------------------
 
 
 def benchmark_record(**changes):
     record = {
-        "layer": "megamoe", "path": "fused", "mode": "saved", "shape": "qwen3-30b", "tokens_per_rank": 8192, "ranks": 2,
-        "dense_tflops": 770.0, "forward_ms": 2.0, "backward_ms": 4.0, "forward_tflops": 200.0, "backward_tflops": 300.0,
-        "hardware": "a machine", "date": "2026-01-01",
+        "layer": "megamoe",
+        "path": "fused",
+        "mode": "saved",
+        "shape": "qwen3-30b",
+        "tokens_per_rank": 8192,
+        "ranks": 2,
+        "dense_tflops": 770.0,
+        "forward_ms": 2.0,
+        "backward_ms": 4.0,
+        "forward_tflops": 200.0,
+        "backward_tflops": 300.0,
+        "hardware": "a machine",
+        "date": "2026-01-01",
     }
     return record | changes
 
 
 def test_benchmark_records_become_bars(tmp_path, capsys):
-    records = [benchmark_record(), benchmark_record(layer="grouped_mm", path=None, forward_ms=5.0),
-               benchmark_record(shape="qwen3-235b")]
+    records = [
+        benchmark_record(),
+        benchmark_record(layer="grouped_mm", path=None, forward_ms=5.0),
+        benchmark_record(shape="qwen3-235b"),
+    ]
     file = tmp_path / "results.json"
     file.write_text(json.dumps(records))
     figure = plot.draw_benchmarks(records)
@@ -51,15 +83,18 @@ def test_benchmark_records_become_bars(tmp_path, capsys):
 
 def test_training_logs_become_a_curve(tmp_path):
     file = tmp_path / "log.jsonl"
-    file.write_text("\n".join(json.dumps({"step": step, "loss": 5 - step}) for step in range(4))
-                    + '\n{"held_out_loss": 2.5}\n')
+    file.write_text(
+        "\n".join(json.dumps({"step": step, "loss": 5 - step}) for step in range(4)) + '\n{"held_out_loss": 2.5}\n'
+    )
     curve = plot.draw_losses({"log": plot.load(file)}).axes[0].lines[0]
     assert list(curve.get_ydata()) == [5, 4, 3, 2]
     assert plot.main([str(file), "--output", str(tmp_path)]) == 0
     assert (tmp_path / "loss.png").exists() and (tmp_path / "loss.svg").exists()
 
 
-@pytest.mark.parametrize("content, message", [("", "has no records"), ("[{]", "neither"), ('[{"shape": "x"}]', "'layer'")])
+@pytest.mark.parametrize(
+    "content, message", [("", "has no records"), ("[{]", "neither"), ('[{"shape": "x"}]', "'layer'")]
+)
 def test_other_files_are_refused(tmp_path, capsys, content, message):
     file = tmp_path / "other.json"
     file.write_text(content)
@@ -122,8 +157,14 @@ def test_the_example_on_two_ranks_takes_the_same_steps(tmp_path):
 def test_the_wheel_holds_the_package_and_works(tmp_path):
     def run(*arguments, **environment):
         clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        result = subprocess.run([sys.executable, *arguments], cwd=tmp_path, env=clean | environment, text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        result = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env=clean | environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         assert result.returncode == 0, result.stdout
         return result.stdout
 
