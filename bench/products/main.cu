@@ -1,6 +1,6 @@
 // Times the products of one MoE layer on one GPU beside the dense ceiling of the same run, and checks sampled values first.
 //
-//   products_bench [--shapes qwen3-235b,qwen3-30b] [--products down,dx] [--repetitions 20] [--json out.json] [--rows rows.json]
+//   products_bench [--shapes qwen3-235b,qwen3-30b] [--products down,dx] [--json out.json] [--rows rows.json]
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -20,7 +20,6 @@ struct Arguments {
   std::string products;
   std::string json;
   std::string rows;
-  int repetitions = 20;
 };
 
 Arguments parse(int argc, char** argv) {
@@ -31,7 +30,6 @@ Arguments parse(int argc, char** argv) {
     if (name == "--products") arguments.products = argv[i + 1];
     if (name == "--json") arguments.json = argv[i + 1];
     if (name == "--rows") arguments.rows = argv[i + 1];
-    if (name == "--repetitions") arguments.repetitions = std::stoi(argv[i + 1]);
   }
   return arguments;
 }
@@ -110,8 +108,7 @@ int run(const Arguments& arguments) {
         data.poison_outputs();
         product.launch(data, options);
         const double error = product.sampled_error(data);
-        const Timing timing =
-            time_on_device([&] { product.launch(data, options); }, 3, arguments.repetitions);
+        const Timing timing = time_burst([&] { product.launch(data, options); });
         const double flops = product.flops(shape.hidden, shape.intermediate, rows.total);
         const double tflops = flops / timing.median_ms / 1e9;
         records.push_back({shape.name, product.name, name_of(sharing), timing, tflops, tflops / first_dense, error, first_dense});

@@ -48,6 +48,10 @@ __device__ inline std::uint32_t cluster_address(std::uint32_t address, std::uint
 __device__ inline void arrive_reads_over(std::uint32_t cluster_barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(cluster_barrier) : "memory");
 }
+/// The same, for `num_arrivals` warps at once.
+__device__ inline void arrive_reads_over(std::uint32_t cluster_barrier, std::uint32_t num_arrivals) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0], %1;" ::"r"(cluster_barrier), "r"(num_arrivals) : "memory");
+}
 
 __device__ inline bool phase_completed(std::uint32_t barrier, std::uint32_t parity) {
   std::uint32_t completed;

@@ -32,9 +32,14 @@ __device__ inline void store_blocks(std::uint32_t address, std::uint32_t r0, std
                "r"(r3)
                : "memory");
 }
-__device__ inline void load_blocks_transposed(std::uint32_t address, std::uint32_t (&r)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+/// The same with two blocks, whose addresses lanes 0..15 give.
+__device__ inline void store_two_blocks_transposed(std::uint32_t address, const std::uint32_t (&r)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r[0]), "r"(r[1])
+               : "memory");
+}
+__device__ inline void load_two_blocks_transposed(std::uint32_t address, std::uint32_t (&r)[2]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
                : "r"(address)
                : "memory");
 }

@@ -69,6 +69,11 @@ __device__ inline void store_tile(const CUtensorMap* map, std::uint32_t shared, 
                "r"(c0), "r"(c1)
                : "memory");
 }
+__device__ inline void store_tile(const CUtensorMap* map, std::uint32_t shared, int c0, int c1, int c2) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map), "r"(shared),
+               "r"(c0), "r"(c1), "r"(c2)
+               : "memory");
+}
 __device__ inline void store_tile(const CUtensorMap* map, std::uint32_t shared, int c0, int c1, int c2, int c3) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
                "r"(shared), "r"(c0), "r"(c1), "r"(c2), "r"(c3)

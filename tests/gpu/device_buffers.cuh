@@ -63,7 +63,18 @@ __global__ void fill_random_kernel(bf16* data, std::int64_t size, std::uint64_t 
     data[i] = to_bf16(sum * 1.7320508F * scale);
   }
 }
+__global__ void fill_constant_kernel(float* data, std::int64_t size, float value) {
+  for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < size;
+       i += std::int64_t{gridDim.x} * blockDim.x) {
+    data[i] = value;
+  }
+}
 }  // namespace detail
+
+inline void fill_constant(const DeviceBuffer<float>& buffer, float value) {
+  detail::fill_constant_kernel<<<1024, 256>>>(buffer.data(), buffer.size(), value);
+  check_cuda(cudaGetLastError(), "fill_constant");
+}
 
 inline void fill_random(const DeviceBuffer<bf16>& buffer, std::uint64_t seed, float scale) {
   detail::fill_random_kernel<<<1024, 256>>>(buffer.data(), buffer.size(), seed, scale);

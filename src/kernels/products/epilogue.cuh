@@ -9,15 +9,23 @@
 
 namespace megamoe::products {
 
+/// How the pieces of a tile are numbered; piece q goes through slot q % 2.
+enum class PieceOrder {
+  first_warpgroup_first,  ///< both slots serve the first warpgroup, then the second, which waits while the first multiplies on
+  warpgroups_alternate,   ///< each warpgroup has a slot
+};
+
 /// Writes 64-channel pieces into the slots, in the order in which the store warps expect them.
 class PieceWriter {
  public:
-  __device__ PieceWriter(SharedStorage& shared, int warpgroup, int pieces_per_warpgroup)
+  __device__ PieceWriter(SharedStorage& shared, int warpgroup, int pieces_per_warpgroup,
+                         PieceOrder order = PieceOrder::first_warpgroup_first)
       : slots_(device::shared_address(shared.slots)),
         filled_(device::shared_address(shared.barriers.slot_filled)),
         free_(device::shared_address(shared.barriers.slot_free)),
-        next_piece_(warpgroup * pieces_per_warpgroup),
-        other_pieces_((kNumMathWarpgroups - 1) * pieces_per_warpgroup) {
+        next_piece_(order == PieceOrder::warpgroups_alternate ? warpgroup : warpgroup * pieces_per_warpgroup),
+        stride_(order == PieceOrder::warpgroups_alternate ? kNumMathWarpgroups : 1),
+        other_pieces_(order == PieceOrder::warpgroups_alternate ? 0 : (kNumMathWarpgroups - 1) * pieces_per_warpgroup) {
     // Lane l addresses line l % 8 of block l / 8; blocks 1 and 3 are channels 8..15 of the warp, blocks 2 and 3 rows 8..15.
     const int lane = device::lane_idx();
     const int warp = static_cast<int>(threadIdx.x) % device::kWarpgroupSize / device::kWarpSize;
@@ -25,19 +33,22 @@ class PieceWriter {
     lane_offset_ = device::swizzled_offset(row, static_cast<std::uint32_t>(warp * 2 + ((lane >> 3) & 1)));
   }
 
-  /// Waits until the next piece's slot may be overwritten; returns this lane's address for unit 0.
-  __device__ std::uint32_t begin() {
+  /// Waits until the next piece's slot may be overwritten; returns its address.
+  __device__ std::uint32_t begin_slot() {
     const std::uint32_t slot = next_piece_ % kNumSlots;
     device::wait(free_ + slot * 8U, ((next_piece_ / kNumSlots) & 1U) ^ 1U);
-    return slots_ + slot * kSlotBytes + lane_offset_;
+    return slots_ + slot * kSlotBytes;
   }
+  /// The same, with this lane's offset in the matrix stores of unit 0.
+  __device__ std::uint32_t begin() { return begin_slot() + lane_offset_; }
+  [[nodiscard]] __device__ std::uint32_t lane_offset() const { return lane_offset_; }
 
   __device__ void end() {
     const std::uint32_t slot = next_piece_ % kNumSlots;
     device::fence_async_shared();
     __syncwarp();
     if (device::lane_idx() == 0) device::arrive(filled_ + slot * 8U);
-    ++next_piece_;
+    next_piece_ += stride_;
   }
 
   /// After a warpgroup's last piece of a tile: the other warpgroup's pieces come before its next one.
@@ -48,6 +59,7 @@ class PieceWriter {
   std::uint32_t filled_;
   std::uint32_t free_;
   std::uint32_t next_piece_;
+  std::uint32_t stride_;
   std::uint32_t other_pieces_;
   std::uint32_t lane_offset_;
 };

@@ -55,11 +55,13 @@ __device__ inline void count_tiles(const GroupedRowsArgs& rows, int num_channel_
 template <Shared kShared>
 class GroupedWalk {
  public:
-  __device__ GroupedWalk(const GroupedRowsArgs& rows, int num_channel_tiles, const std::int32_t* first_tile, int cta_rank)
+  __device__ GroupedWalk(const GroupedRowsArgs& rows, int num_channel_tiles, const std::int32_t* first_tile, int cta_rank,
+                         int order)
       : rows_(rows),
         first_tile_(first_tile),
         walk_channel_tiles_(num_walk_channel_tiles<kShared>(num_channel_tiles)),
         cta_rank_(cta_rank),
+        order_(order),
         next_(static_cast<int>(blockIdx.x) / kClusterSize),
         num_tiles_(first_tile[rows.num_groups]) {}
 
@@ -70,10 +72,11 @@ class GroupedWalk {
     const int local = next_ - first_tile_[group_];
     next_ += static_cast<int>(gridDim.x) / kClusterSize;
 
-    const int channel = local % walk_channel_tiles_;
-    const int row = local / walk_channel_tiles_;
     const int count = rows_.count[group_];
     const int row_tiles = num_group_row_tiles<kShared>(count);
+    const int walk_row_tiles = kShared == Shared::rows ? row_tiles : row_tiles / kClusterSize;
+    const int channel = order_ != 0 ? local / walk_row_tiles : local % walk_channel_tiles_;
+    const int row = order_ != 0 ? local % walk_row_tiles : local / walk_channel_tiles_;
     const schedule::UnitRange units =
         schedule::unit_tile(schedule::num_row_units(count), row_tiles, kShared == Shared::rows ? row : row * 2 + cta_rank_);
     tile.group = group_;
@@ -89,6 +92,7 @@ class GroupedWalk {
   const std::int32_t* first_tile_;
   int walk_channel_tiles_;
   int cta_rank_;
+  int order_;
   int next_;
   int num_tiles_;
   int group_ = 0;

@@ -54,7 +54,8 @@ void check_weights(const ConstTensorView& view, std::int64_t num_experts, std::i
   check_columns(view, num_columns, name);
 }
 
-void launch_clusters(const void* kernel, std::initializer_list<void*> params, const LaunchOptions& options) {
+void launch_clusters(const void* kernel, std::initializer_list<void*> params, const LaunchOptions& options,
+                     std::size_t shared_bytes) {
   int device = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
   int num_sms = options.num_sms;
@@ -62,12 +63,12 @@ void launch_clusters(const void* kernel, std::initializer_list<void*> params, co
     check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device), "multiprocessor count");
   }
   if (num_sms < kClusterSize) refuse("num_sms", "must be at least 2, got " + std::to_string(num_sms));
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
              "dynamic shared memory of a product kernel");
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(num_sms / kClusterSize * kClusterSize));
   config.blockDim = dim3(kNumThreads);
-  config.dynamicSmemBytes = kSharedBytes;
+  config.dynamicSmemBytes = shared_bytes;
   config.stream = options.stream;
   check_cuda(cudaLaunchKernelExC(&config, kernel, const_cast<void**>(params.begin())), "launch of a product kernel");
 }

@@ -68,7 +68,7 @@ __device__ inline void load_role(const RowProductParams& params, SharedStorage& 
   const std::uint32_t stages = device::shared_address(shared.stages);
   const std::uint32_t filled = device::shared_address(shared.barriers.stage_filled);
   const std::uint32_t free = device::shared_address(shared.barriers.stage_free);
-  GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank);
+  GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank, params.row_tiles_fastest);
   StageRing ring;
   GroupedTile tile;
   while (walk.next(tile)) {

@@ -39,6 +39,7 @@ struct RowProductParams {
   GroupedRowsArgs rows;
   std::int32_t num_channel_tiles;      ///< CTA tiles along the output's channels
   std::int32_t num_k_blocks;           ///< over all sources
+  std::int32_t row_tiles_fastest;
   std::int32_t num_k_blocks_a_source;  ///< dx: K blocks of dg
 };
 

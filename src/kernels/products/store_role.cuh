@@ -28,7 +28,7 @@ __device__ inline void store_role(const RowProductParams& params, SharedStorage&
   const std::uint32_t slot = device::shared_address(shared.slots[slot_idx]);
   const std::uint32_t filled = device::shared_address(&shared.barriers.slot_filled[slot_idx]);
   const std::uint32_t free = device::shared_address(&shared.barriers.slot_free[slot_idx]);
-  GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank);
+  GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank, params.row_tiles_fastest);
   std::uint32_t parity = 0;
   GroupedTile tile;
   while (walk.next(tile)) {

@@ -36,10 +36,10 @@ inline constexpr std::uint32_t kUnitBytes = schedule::kRowsPerUnit * kBlockK * 2
 inline constexpr int kNumSlots = 2;
 inline constexpr std::uint32_t kSlotBytes = kBlockChannels * kTileRows * 2;
 
-inline constexpr int kMaxGroups = 1024;
+inline constexpr int kMaxGroups = 768;
 
-/// Warps of the producer warpgroup; the fourth only gives its registers back.
-enum class ProducerWarp { loads = 0, stores_slot_0 = 1, stores_slot_1 = 2, idle = 3 };
+/// Warps of the producer warpgroup; the fourth only gives its registers back where there are no such gradients.
+enum class ProducerWarp { loads = 0, stores_slot_0 = 1, stores_slot_1 = 2, stores_gradients = 3 };
 inline constexpr int kProducerRegisters = 40;
 inline constexpr int kMathRegisters = 232;
 
