@@ -37,6 +37,13 @@ __device__ inline void load_tile(std::uint32_t shared, const CUtensorMap* map, s
       : "memory");
 }
 
+/// Plain bytes: addresses and size are multiples of 16.
+__device__ inline void load_bytes(std::uint32_t shared, const void* global, std::uint32_t num_bytes, std::uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+               "l"(global), "r"(num_bytes), "r"(barrier)
+               : "memory");
+}
+
 /// The same tile goes to the same shared-memory offset, and completes on the same barrier offset, in each CTA of `cta_mask`.
 __device__ inline void load_tile_multicast(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier,
                                            std::uint16_t cta_mask, int c0, int c1) {

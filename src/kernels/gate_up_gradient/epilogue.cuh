@@ -17,11 +17,6 @@ namespace megamoe::products {
 inline constexpr int kRowsPerStep = 8;
 inline constexpr std::uint32_t kStepBytes = kRowsPerStep * kBlockK * 2;
 
-/// The weights of this thread's two rows, 2 * (lane % 4) + {0, 1}.
-__device__ inline float2 load_row_weights(const float* row_weights, int first_row) {
-  return __ldg(reinterpret_cast<const float2*>(row_weights + first_row) + device::lane_idx() % 4);
-}
-
 /// Sums of the thread's two rows over the eight lanes that hold the same rows, in a fixed tree; every lane ends with the sum of one
 /// row: the second where bit 4 of the lane is set.
 __device__ inline float sum_over_channels(float2 sums) {
@@ -79,22 +74,37 @@ __device__ inline void mask_step(StepGradients& out, int num_rows) {
   }
 }
 
-/// All rows of one gradient stage. `stage` and `weighted` are this lane's addresses for the first eight rows.
+/// What eight rows need from shared memory. The next step's travel while this one is computed: one warp of each warpgroup on a
+/// scheduler does not hide their latency.
+struct StepInputs {
+  std::uint32_t g[2];
+  std::uint32_t u[2];
+  float2 weights;
+
+  __device__ void load(std::uint32_t stage, const float2* row_weights, int step) {
+    device::load_two_blocks_transposed(stage + step * kStepBytes, g);
+    device::load_two_blocks_transposed(stage + kUpBytes + step * kStepBytes, u);
+    weights = row_weights[step * (kRowsPerStep / 2)];
+  }
+};
+
+/// All rows of one gradient stage. `stage` and `weighted` are this lane's addresses for the first eight rows, `row_weights` this lane's
+/// pair of them. Loads beyond the tile's rows read stale shared memory and are not used.
 template <class Activation>
 __device__ inline void write_gradient_stage(const float (&p)[kAccumulators], const GroupedTile& tile, std::uint32_t stage,
-                                            std::uint32_t weighted, const float* row_weights, const Activation& activation,
+                                            std::uint32_t weighted, const float2* row_weights, const Activation& activation,
                                             float* warp_sums) {
   const int lane = device::lane_idx();
   const int num_steps = tile.num_units * (schedule::kRowsPerUnit / kRowsPerStep);
+  constexpr int kMaxSteps = kTileRows / kRowsPerStep;
+  StepInputs inputs[2];
+  inputs[0].load(stage, row_weights, 0);
 #pragma unroll
-  for (int step = 0; step < kTileRows / kRowsPerStep; ++step) {
+  for (int step = 0; step < kMaxSteps; ++step) {
     if (step >= num_steps) break;
-    std::uint32_t g[2];
-    std::uint32_t u[2];
-    device::load_two_blocks_transposed(stage + step * kStepBytes, g);
-    device::load_two_blocks_transposed(stage + kUpBytes + step * kStepBytes, u);
-    const float2 weights = load_row_weights(row_weights, tile.first_row + step * kRowsPerStep);
-    StepGradients out = step_gradients(&p[step * 4], g, u, weights, activation);
+    if (step + 1 < kMaxSteps) inputs[(step + 1) % 2].load(stage, row_weights, step + 1);
+    const StepInputs& in = inputs[step % 2];
+    StepGradients out = step_gradients(&p[step * 4], in.g, in.u, in.weights, activation);
     const int rows_left = tile.num_rows - step * kRowsPerStep;
     if (rows_left < kRowsPerStep) mask_step(out, rows_left);
     device::store_two_blocks_transposed(stage + step * kStepBytes, out.dg);

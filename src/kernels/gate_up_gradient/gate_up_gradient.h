@@ -33,9 +33,10 @@ struct GateUpGradientParams {
 
 /// Stages that carry g and u of one tile: block by block, the warpgroups alternating, so that both start at once.
 inline constexpr int kGradientStages = kNumMathWarpgroups * kBlocksPerWarpgroup;
-/// Where u lies in such a stage; g lies at its start.
+/// Where u and the rows' weights lie in such a stage; g lies at its start.
 inline constexpr std::uint32_t kUpBytes = kSlotBytes;
-static_assert(2 * kSlotBytes <= kStageBytes);
+inline constexpr std::uint32_t kRowWeightBytes = 2 * kSlotBytes;
+static_assert(kRowWeightBytes + kTileRows * sizeof(float) <= kStageBytes);
 
 struct GateUpGradientStorage {
   SharedStorage base;

@@ -31,7 +31,7 @@ __device__ inline void gate_up_gradient_math_role(const GateUpGradientParams& pa
   const StageBarriers barriers(shared.barriers);
   const int warp = static_cast<int>(threadIdx.x) % device::kWarpgroupSize / device::kWarpSize;
   GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank, params.row_tiles_fastest);
-  PieceWriter writer(shared, warpgroup, kBlocksPerWarpgroup, PieceOrder::warpgroups_alternate);
+  PieceWriter<PieceOrder::warpgroups_alternate, kBlocksPerWarpgroup> writer(shared, warpgroup);
   StageRing ring;
   GroupedTile tile;
   while (walk.next(tile)) {
@@ -50,11 +50,12 @@ __device__ inline void gate_up_gradient_math_role(const GateUpGradientParams& pa
       // Both warpgroups wait for every stage: a parity wait that skipped one would take the phase before for the next.
       device::wait(barriers.filled + ring.slot * 8U, ring.parity);
       if (gradient_stage % kNumMathWarpgroups == warpgroup) {
-        const std::uint32_t weighted = writer.begin();
+        const std::uint32_t weighted = writer.begin(block);
         sync_warpgroup(warpgroup);
+        const auto* row_weights = reinterpret_cast<const float2*>(shared.stages[ring.slot] + kRowWeightBytes);
         write_gradient_stage(acc[block], tile, stages + ring.slot * kStageBytes + writer.lane_offset(), weighted,
-                             params.row_weights, activation, storage.dw_warp_sums[warpgroup][warp]);
-        writer.end();
+                             row_weights + device::lane_idx() % 4, activation, storage.dw_warp_sums[warpgroup][warp]);
+        writer.end(block);
         if (device::lane_idx() == 0) device::arrive(written + gradient_stage * 8U);
         sync_warpgroup(warpgroup);
         write_dw_segment(params, tile, gradient_stage_channel(tile.channel_tile, gradient_stage),

@@ -38,6 +38,7 @@ __device__ inline void gate_up_gradient_load_role(const GateUpGradientParams& pa
   GroupedTile tile;
   while (walk.next(tile)) {
     const std::uint32_t row_bytes = tile.num_units * kUnitBytes;
+    const std::uint32_t weight_bytes = tile.num_units * (schedule::kRowsPerUnit * sizeof(float));
     for (int k_block = 0; k_block < params.num_k_blocks; ++k_block) {
       device::wait(free + ring.slot * 8U, ring.parity ^ 1U);
       device::arrive_expecting(filled + ring.slot * 8U, kChannelBytes + row_bytes);
@@ -47,12 +48,13 @@ __device__ inline void gate_up_gradient_load_role(const GateUpGradientParams& pa
     for (int gradient_stage = 0; gradient_stage < kGradientStages; ++gradient_stage) {
       const std::uint32_t stage = stages + ring.slot * kStageBytes;
       device::wait(free + ring.slot * 8U, ring.parity ^ 1U);
-      device::arrive_expecting(filled + ring.slot * 8U, 2 * row_bytes);
+      device::arrive_expecting(filled + ring.slot * 8U, 2 * row_bytes + weight_bytes);
       if (tile.num_units > 0) {
         const int channel = gradient_stage_channel(tile.channel_tile, gradient_stage);
         device::load_tile(stage, &params.g.by_units[tile.num_units - 1], filled + ring.slot * 8U, channel, tile.first_row);
         device::load_tile(stage + kUpBytes, &params.u.by_units[tile.num_units - 1], filled + ring.slot * 8U, channel,
                           tile.first_row);
+        device::load_bytes(stage + kRowWeightBytes, params.row_weights + tile.first_row, weight_bytes, filled + ring.slot * 8U);
       }
       ring.advance();
     }

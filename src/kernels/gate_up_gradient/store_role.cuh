@@ -6,6 +6,7 @@
 #include "kernels/gate_up_gradient/gate_up_gradient.h"
 #include "kernels/products/grouped_walk.cuh"
 #include "kernels/products/math_role.cuh"
+#include "kernels/products/slot_stores.cuh"
 
 namespace megamoe::products {
 
@@ -45,28 +46,19 @@ __device__ inline void store_gradients_role(const GateUpGradientParams& params, 
   device::wait_stores_complete<0>();
 }
 
-/// w a: slot i carries the pieces of warpgroup i.
+/// w a: each slot carries the pieces of one warpgroup.
 template <Shared kShared>
 __device__ inline void store_weighted_role(const GateUpGradientParams& params, SharedStorage& shared, int cta_rank,
                                            int slot_idx) {
-  static_assert(kNumSlots == kNumMathWarpgroups);
-  const std::uint32_t slot = device::shared_address(shared.slots[slot_idx]);
-  const std::uint32_t filled = device::shared_address(&shared.barriers.slot_filled[slot_idx]);
-  const std::uint32_t free = device::shared_address(&shared.barriers.slot_free[slot_idx]);
   GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank, params.row_tiles_fastest);
-  std::uint32_t parity = 0;
+  SlotStores<PieceNumbering<PieceOrder::warpgroups_alternate, kBlocksPerWarpgroup>> stores(shared, slot_idx);
   GroupedTile tile;
   while (walk.next(tile)) {
     if (tile.num_units == 0) continue;
-    for (int gradient_stage = slot_idx; gradient_stage < kGradientStages; gradient_stage += kNumMathWarpgroups) {
-      device::wait(filled, parity);
-      parity ^= 1U;
+    stores.store_tile_pieces([&](int warpgroup, int piece, std::uint32_t slot) {
       device::store_tile(&params.wa.by_units[tile.num_units - 1], slot,
-                         gradient_stage_channel(tile.channel_tile, gradient_stage), tile.first_row);
-      device::commit_stores();
-      device::wait_stores_read<0>();
-      device::arrive(free);
-    }
+                         gradient_stage_channel(tile.channel_tile, piece * kNumMathWarpgroups + warpgroup), tile.first_row);
+    });
   }
   device::wait_stores_complete<0>();
 }

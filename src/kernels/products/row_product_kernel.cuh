@@ -20,7 +20,7 @@ __device__ inline void math_role(const RowProductParams& params, const Activatio
   const std::uint32_t stages = device::shared_address(shared.stages);
   const StageBarriers barriers(shared.barriers);
   GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank, params.row_tiles_fastest);
-  PieceWriter writer(shared, warpgroup, kPieces<kProduct>);
+  PieceWriter<PieceOrder::first_warpgroup_first, kNumPieces<kProduct>> writer(shared, warpgroup);
   StageRing ring;
   GroupedTile tile;
   while (walk.next(tile)) {
@@ -34,7 +34,7 @@ __device__ inline void math_role(const RowProductParams& params, const Activatio
     multiply_units<operand_layout<kProduct, kShared>(), kAllUnits>(num_units, acc, stages, warpgroup, barriers, ring,
                                                                     params.num_k_blocks);
     if constexpr (kIsGateUp<kProduct>) {
-      write_activation<Activation, kProduct == RowProduct::gate_up_saving>(acc, num_units, activation, writer);
+      write_activation<kProduct == RowProduct::gate_up_saving>(acc, num_units, activation, writer);
     } else {
       write_blocks(acc, num_units, writer);
     }

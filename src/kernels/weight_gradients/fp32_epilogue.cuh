@@ -30,7 +30,8 @@ __device__ inline void store_word(std::uint32_t address, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
 
-__device__ inline void write_fp32_blocks(const Accumulators& acc, int num_units, PieceWriter& writer) {
+template <class Writer>
+__device__ inline void write_fp32_blocks(const Accumulators& acc, int num_units, Writer& writer) {
   const Fp32Lane lane;
   const std::uint32_t offsets[4] = {lane.offset(0, 0), lane.offset(0, 1), lane.offset(1, 0), lane.offset(1, 1)};
   const std::uint32_t sub_tile_bytes = num_units / 2 * schedule::kRowsPerUnit * 128;
@@ -38,7 +39,7 @@ __device__ inline void write_fp32_blocks(const Accumulators& acc, int num_units,
   for (int block = 0; block < kBlocksPerWarpgroup; ++block) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const std::uint32_t piece = writer.begin_slot() + lane.sub_tile * sub_tile_bytes;
+      const std::uint32_t piece = writer.begin_slot(2 * block + half) + lane.sub_tile * sub_tile_bytes;
       // Lines of this half, in eights; the accumulators of a half start at a multiple that depends on the tile's width, so the
       // index stays a compile-time constant by predicating over all of them.
 #pragma unroll
@@ -51,10 +52,9 @@ __device__ inline void write_fp32_blocks(const Accumulators& acc, int num_units,
           store_word(address + offsets[part], acc[block][eight * 4 + part]);
         }
       }
-      writer.end();
+      writer.end(2 * block + half);
     }
   }
-  writer.end_tile();
 }
 
 }  // namespace megamoe::products

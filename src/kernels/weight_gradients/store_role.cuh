@@ -1,8 +1,7 @@
 // The store warps of the weight gradients: as in products/store_role.cuh, with a piece of the gradient stored, or added into fp32.
 #pragma once
 
-#include "device/barrier.cuh"
-#include "device/tma.cuh"
+#include "kernels/products/slot_stores.cuh"
 #include "kernels/weight_gradients/gradient_walk.cuh"
 
 namespace megamoe::products {
@@ -33,24 +32,14 @@ __device__ inline void store_gradient_piece(const WeightGradientParams& params, 
 template <Shared kShared, GradientType kType>
 __device__ inline void gradient_store_role(const WeightGradientParams& params, SharedStorage& shared, int cta_rank,
                                            int slot_idx) {
-  constexpr int kPiecesPerTile = kNumMathWarpgroups * kGradientPieces<kType>;
-  static_assert(kPiecesPerTile % kNumSlots == 0, "a slot must hold the same pieces of every tile");
-  const std::uint32_t slot = device::shared_address(shared.slots[slot_idx]);
-  const std::uint32_t filled = device::shared_address(&shared.barriers.slot_filled[slot_idx]);
-  const std::uint32_t free = device::shared_address(&shared.barriers.slot_free[slot_idx]);
   GradientWalk<kShared> walk(params, cta_rank);
-  std::uint32_t parity = 0;
+  SlotStores<PieceNumbering<PieceOrder::first_warpgroup_first, kGradientPieces<kType>>> stores(shared, slot_idx);
   GradientTile tile;
   while (walk.next(tile)) {
     if (tile.num_blocks == 0) continue;
-    for (int q = slot_idx; q < kPiecesPerTile; q += kNumSlots) {
-      device::wait(filled, parity);
-      parity ^= 1U;
-      store_gradient_piece<kType>(params, tile, q / kGradientPieces<kType>, q % kGradientPieces<kType>, slot);
-      device::commit_stores();
-      device::wait_stores_read<0>();
-      device::arrive(free);
-    }
+    stores.store_tile_pieces([&](int warpgroup, int piece, std::uint32_t slot) {
+      store_gradient_piece<kType>(params, tile, warpgroup, piece, slot);
+    });
   }
   device::wait_stores_complete<0>();
 }
