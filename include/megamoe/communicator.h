@@ -56,6 +56,14 @@ class Communicator {
 /// be used by one thread. A rank leaves the group when its communicator is destroyed.
 std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int num_ranks);
 
+/// This process's communicator in a group whose ranks are processes of one host (and one user),
+/// over POSIX shared memory. Collective: every process calls it with the same `name`, which no
+/// other live group of the host uses (1 to 200 letters, digits, '.', '_', '-'), and waits for the
+/// others up to `deadline_s`. A process that ends, however it ends, fails its peers with
+/// peer_failed. Throws also out_of_memory where /dev/shm is full.
+std::unique_ptr<Communicator> make_process_communicator(const std::string& name, int rank,
+                                                        int num_ranks, double deadline_s);
+
 /// Runs `rank_main` on `num_ranks` threads, each with its communicator, and joins them. A rank that
 /// throws makes its peers fail at once with peer_failed; the error of the rank that failed first is
 /// rethrown.

@@ -89,9 +89,12 @@ struct Stream {
   void* handle = nullptr;
 };
 
+struct CallState;     // internal
+class CallStatePool;  // internal
+
 /// What a forward call leaves for its backward call: plan, ids, weights and, with
 /// MemoryMode::saved, g and u. Any number may be alive; destroying one gives its memory back to the
-/// layer for the next forward.
+/// layer for the next forward. It may outlive its layer.
 class CallContext {
  public:
   CallContext();
@@ -99,18 +102,16 @@ class CallContext {
   CallContext& operator=(CallContext&&) noexcept;
   ~CallContext();
 
-  /// Rows that this rank received, N.
+  /// Rows that this rank received, N; 0 for an empty context.
   [[nodiscard]] std::int64_t num_rows() const;
-  /// Rows received for each of this rank's experts: e numbers.
+  /// Rows received for each of this rank's experts: e numbers. Null for an empty context.
   [[nodiscard]] const std::int64_t* rows_per_expert() const;
-
-  struct Impl;
-  [[nodiscard]] Impl* impl() const { return impl_.get(); }
 
  private:
   friend class MoeLayer;
-  explicit CallContext(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  CallContext(std::shared_ptr<CallStatePool> pool, std::unique_ptr<CallState> state);
+  std::shared_ptr<CallStatePool> pool_;
+  std::unique_ptr<CallState> state_;
 };
 
 class MoeLayer {

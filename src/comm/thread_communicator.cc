@@ -4,10 +4,10 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <mutex>
-#include <new>
 #include <thread>
 #include <utility>
 
@@ -54,16 +54,13 @@ class ThreadGroup {
   /// Rank `rank` takes no further part. The first reason given stays.
   void depart(int rank, const std::string& reason) noexcept {
     const std::lock_guard lock(mutex_);
-    if (!departure_[rank].has_left) {
-      departure_[rank].has_left = true;
-      departure_[rank].reason = reason;
-    }
+    if (departure_[rank].order == 0) departure_[rank] = {++num_departures_, reason};
     all_arrived_.notify_all();
   }
 
  private:
   struct Departure {
-    bool has_left = false;
+    int order = 0;  // 1 for the first rank that left; 0 while it takes part
     std::string reason;
   };
 
@@ -74,13 +71,11 @@ class ThreadGroup {
     const auto deadline =
         SteadyClock::now() + std::chrono::duration_cast<SteadyClock::duration>(limit);
     while (meeting_ == meeting) {
-      for (int peer = 0; peer < size(); ++peer) {
-        if (arrived_[peer] == 0 && departure_[peer].has_left) {
-          withdraw(rank);
-          throw Error(ErrorCode::peer_failed, "rank " + std::to_string(peer) + " has left (" +
-                                                  departure_[peer].reason + ") while rank " +
-                                                  std::to_string(rank) + " waited for " + what);
-        }
+      if (const int peer = first_departed_of_missing(); peer >= 0) {
+        withdraw(rank);
+        throw Error(ErrorCode::peer_failed, "rank " + std::to_string(peer) + " has left (" +
+                                                departure_[peer].reason + ") while rank " +
+                                                std::to_string(rank) + " waited for " + what);
       }
       if (!broken_.empty()) throw Error(ErrorCode::deadline_exceeded, broken_);
       if (SteadyClock::now() >= deadline) {
@@ -91,6 +86,19 @@ class ThreadGroup {
       // short waits, so that a change of the system time cannot move the deadline.
       all_arrived_.wait_until(lock, std::chrono::system_clock::now() + kPollInterval);
     }
+  }
+
+  /// The first to leave is the cause; others may have left because of it. -1 if all that are
+  /// missing may still come.
+  [[nodiscard]] int first_departed_of_missing() const {
+    int first = -1;
+    for (int peer = 0; peer < size(); ++peer) {
+      const int order = departure_[peer].order;
+      if (arrived_[peer] == 0 && order > 0 && (first < 0 || order < departure_[first].order)) {
+        first = peer;
+      }
+    }
+    return first;
   }
 
   void withdraw(int rank) {
@@ -115,6 +123,7 @@ class ThreadGroup {
   std::array<std::vector<void*>, 2> pointers_;
   std::vector<char> arrived_;
   std::vector<Departure> departure_;
+  int num_departures_ = 0;
   int num_arrived_ = 0;
   std::uint64_t meeting_ = 0;
   std::string broken_;  // why the group is unusable; empty while it is usable
@@ -122,7 +131,17 @@ class ThreadGroup {
 
 /// The memory of all ranks of one allocation; freed when the last rank lets go.
 struct HeapMemory {
-  std::vector<std::unique_ptr<std::byte[]>> blocks;
+  struct Free {
+    void operator()(std::byte* block) const { std::free(block); }
+  };
+  using Block = std::unique_ptr<std::byte[], Free>;
+
+  /// Zeroed lazily by the system; null where there is no memory.
+  static Block allocate(std::size_t bytes) {
+    return Block(static_cast<std::byte*>(std::calloc(std::max<std::size_t>(bytes, 1), 1)));
+  }
+
+  std::vector<Block> blocks;
 };
 
 class ThreadHeap final : public SymmetricHeap {
@@ -180,12 +199,7 @@ class ThreadCommunicator final : public Communicator {
 
   std::unique_ptr<SymmetricHeap> allocate_symmetric(std::size_t bytes, double deadline_s) override {
     constexpr const char* kWhat = "the allocation of a symmetric heap";
-    std::unique_ptr<std::byte[]> block;
-    try {
-      block = std::make_unique<std::byte[]>(bytes);
-    } catch (const std::bad_alloc&) {
-      // Reported below, on every rank.
-    }
+    HeapMemory::Block block = HeapMemory::allocate(bytes);
     std::shared_ptr<HeapMemory> memory;
     if (rank_ == 0) {
       memory = std::make_shared<HeapMemory>();

@@ -74,6 +74,7 @@ struct LocalLayout {
   Region<bf16> a_CI;   ///< a in the forward pass, w * a in the backward pass
   Region<bf16> dg_CI;  ///< gated activations only
   Region<bf16> du_CI;
+  Region<RowOrigin> origin_C;
   Region<float> weight_C;
   Region<float> dweight_segments;  ///< [C, segments of I]
   std::int64_t bytes = 0;
@@ -105,6 +106,7 @@ inline LocalLayout local_layout(const WorkspaceDims& dims) {
   layout.a_CI = regions.take<bf16>(rows * dims.intermediate_dim);
   layout.dg_CI = regions.take<bf16>(rows * dims.intermediate_dim);
   layout.du_CI = regions.take<bf16>(rows * dims.intermediate_dim);
+  layout.origin_C = regions.take<RowOrigin>(rows);
   layout.weight_C = regions.take<float>(rows);
   layout.dweight_segments = regions.take<float>(rows * num_dweight_segments(dims.intermediate_dim));
   layout.bytes = regions.bytes();

@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <stdexcept>
+#include <string>
 
 namespace megamoe::tools {
 
@@ -15,5 +16,8 @@ class CommandFailed : public std::runtime_error {
 };
 
 void add_info_command(CLI::App& app);
+/// `command_line` is the whole of it, for the record.
+void add_bench_command(CLI::App& app, const std::string& command_line);
+void add_train_command(CLI::App& app);
 
 }  // namespace megamoe::tools

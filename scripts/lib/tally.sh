@@ -1,0 +1,28 @@
+# shellcheck shell=bash
+# Sums of passed, failed and skipped tests over the stages of scripts/test. Source say.sh first.
+
+tally_passed=0
+tally_failed=0
+tally_skipped=0
+
+# tally PASSED FAILED SKIPPED
+tally() {
+  tally_passed=$((tally_passed + $1))
+  tally_failed=$((tally_failed + $2))
+  tally_skipped=$((tally_skipped + $3))
+}
+
+# junit_counts FILE: prints "passed failed skipped" of the file that ctest --output-junit wrote.
+junit_counts() {
+  local tests failures disabled skipped
+  tests=$(junit_attribute "$1" tests)
+  failures=$(junit_attribute "$1" failures)
+  disabled=$(junit_attribute "$1" disabled)
+  skipped=$(junit_attribute "$1" skipped)
+  printf '%d %d %d\n' $((tests - failures - disabled - skipped)) "$failures" $((disabled + skipped))
+}
+
+# junit_attribute FILE NAME: the attribute of the <testsuite> element, which comes first.
+junit_attribute() {
+  grep -m1 -oP "^\s*$2=\"\K[0-9]+" "$1" || grep -m1 -oP "<testsuite[^>]*\s$2=\"\K[0-9]+" "$1" || echo 0
+}

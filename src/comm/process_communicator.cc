@@ -1,0 +1,362 @@
+// Ranks as processes of one host: one shared control segment with arrival counters and mailboxes,
+// and a segment a rank for each symmetric heap. Nothing in shared memory is a lock, so a process
+// that dies cannot leave one held.
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cctype>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <ctime>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/shared_memory.h"
+#include "layer/agreement.h"
+#include "megamoe/communicator.h"
+#include "megamoe/error.h"
+
+namespace megamoe {
+namespace {
+
+constexpr int kMaxRanks = 256;
+constexpr std::size_t kMaxNameLength = 200;
+/// Half of a rank's mailbox; larger data travels in pieces.
+constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
+
+/// A rank's part of the control segment. All zero before it joins.
+struct alignas(64) RankRecord {
+  std::atomic<std::int32_t> process_id;
+  std::atomic<std::uint64_t> num_arrivals;  ///< meetings that the rank has come to
+  std::atomic<std::int32_t> departure;  ///< 1 for the first rank that left, 0 while it takes part
+  std::array<char, 256> departure_reason;  ///< written before `departure`
+};
+
+struct Control {
+  std::atomic<std::int32_t> num_ranks;
+  std::atomic<std::int32_t> num_departures;
+  std::atomic<std::uint32_t> news;     ///< futex word: grows with every arrival and departure
+  std::atomic<std::int32_t> breaking;  ///< claimed by the first rank that missed a deadline
+  std::atomic<std::int32_t> broken;    ///< set once `broken_reason` is written
+  std::array<char, 512> broken_reason;
+  std::array<RankRecord, kMaxRanks> ranks;
+};
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+void copy_text(const std::string& text, char* out, std::size_t size) {
+  const std::size_t length = std::min(text.size(), size - 1);
+  std::memcpy(out, text.data(), length);
+  out[length] = '\0';
+}
+
+void wait_for_news(std::atomic<std::uint32_t>& news, std::uint32_t seen,
+                   std::chrono::milliseconds limit) {
+  const timespec timeout{0, limit.count() * 1'000'000};
+  syscall(SYS_futex, &news, FUTEX_WAIT, seen, &timeout, nullptr, 0);
+}
+
+void announce(std::atomic<std::uint32_t>& news) noexcept {
+  news.fetch_add(1);
+  syscall(SYS_futex, &news, FUTEX_WAKE, std::numeric_limits<int>::max(), nullptr, nullptr, 0);
+}
+
+/// Tells whether a process still runs; a zombie does not.
+class ProcessWatch {
+ public:
+  explicit ProcessWatch(pid_t process)
+      : descriptor_(static_cast<int>(syscall(SYS_pidfd_open, process, 0))) {}
+  ProcessWatch(ProcessWatch&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  ProcessWatch& operator=(ProcessWatch&& other) noexcept {
+    std::swap(descriptor_, other.descriptor_);
+    return *this;
+  }
+  ~ProcessWatch() {
+    if (descriptor_ >= 0) close(descriptor_);
+  }
+  [[nodiscard]] bool has_ended() const {
+    if (descriptor_ < 0) return true;  // it was gone before we looked
+    pollfd poll_descriptor{descriptor_, POLLIN, 0};
+    return poll(&poll_descriptor, 1, 0) > 0;
+  }
+
+ private:
+  int descriptor_;
+};
+
+class ProcessHeap final : public SymmetricHeap {
+ public:
+  ProcessHeap(std::vector<SharedMemory> blocks, std::size_t bytes)
+      : blocks_(std::move(blocks)), bytes_(bytes) {}
+  [[nodiscard]] std::byte* peer(int rank) const override { return blocks_[rank].data(); }
+  [[nodiscard]] std::size_t bytes() const override { return bytes_; }
+
+ private:
+  std::vector<SharedMemory> blocks_;
+  std::size_t bytes_;
+};
+
+class ProcessCommunicator final : public Communicator {
+ public:
+  ProcessCommunicator(const std::string& name, int rank, int num_ranks, double deadline_s)
+      : prefix_("/megamoe." + name),
+        rank_(rank),
+        num_ranks_(num_ranks),
+        memory_(
+            SharedMemory::open_or_create(prefix_, sizeof(Control) + num_ranks * 2 * kPieceBytes)),
+        control_(*reinterpret_cast<Control*>(memory_.data())) {
+    join();
+    try {
+      meet("the other processes of the group", deadline_s);
+    } catch (const Error& error) {
+      depart(error.what());
+      SharedMemory::unlink(prefix_);
+      throw;
+    }
+    // Only now: a late process must still find the name.
+    if (rank_ == 0) SharedMemory::unlink(prefix_);
+    for (int peer = 0; peer < num_ranks_; ++peer) {
+      watches_.emplace_back(control_.ranks[peer].process_id.load());
+    }
+  }
+
+  ~ProcessCommunicator() override { depart("its communicator was destroyed"); }
+
+  [[nodiscard]] int rank() const override { return rank_; }
+  [[nodiscard]] int size() const override { return num_ranks_; }
+
+  void barrier(const char* what, double deadline_s) override { meet(what, deadline_s); }
+
+  void all_gather(const void* mine, void* all, std::size_t bytes, const char* what,
+                  double deadline_s) override {
+    std::size_t offset = 0;
+    do {
+      const std::size_t piece = std::min(kPieceBytes, bytes - offset);
+      exchange(static_cast<const std::byte*>(mine) + offset, piece, what, deadline_s);
+      for (int peer = 0; peer < num_ranks_; ++peer) {
+        if (piece == 0) continue;
+        std::memcpy(static_cast<std::byte*>(all) + peer * bytes + offset, mailbox(peer), piece);
+      }
+      offset += piece;
+    } while (offset < bytes);
+  }
+
+  void all_reduce_sum(float* values, std::size_t count, const char* what,
+                      double deadline_s) override {
+    constexpr std::size_t kPieceFloats = kPieceBytes / sizeof(float);
+    for (std::size_t begin = 0; begin < count; begin += kPieceFloats) {
+      const std::size_t piece = std::min(kPieceFloats, count - begin);
+      exchange(values + begin, piece * sizeof(float), what, deadline_s);
+      for (std::size_t i = 0; i < piece; ++i) {
+        float sum = reinterpret_cast<const float*>(mailbox(0))[i];
+        for (int peer = 1; peer < num_ranks_; ++peer) {
+          sum += reinterpret_cast<const float*>(mailbox(peer))[i];
+        }
+        values[begin + i] = sum;
+      }
+    }
+  }
+
+  std::unique_ptr<SymmetricHeap> allocate_symmetric(std::size_t bytes, double deadline_s) override {
+    constexpr const char* kWhat = "the allocation of a symmetric heap";
+    const std::string heap = prefix_ + ".heap" + std::to_string(num_heaps_++) + ".";
+    std::vector<SharedMemory> blocks(num_ranks_);
+    const std::size_t mapped_bytes = std::max<std::size_t>(bytes, 1);
+    const auto name_of = [&](int peer) { return heap + std::to_string(peer); };
+    const auto agree = [&](const LocalOutcome& mine) {
+      std::vector<LocalOutcome> outcomes(num_ranks_);
+      all_gather(&mine, outcomes.data(), sizeof(mine), kWhat, deadline_s);
+      for (int peer = 0; peer < num_ranks_; ++peer) throw_if_failed(outcomes[peer], peer, -1);
+    };
+    try {
+      agree(outcome_of(
+          [&] { blocks[rank_] = SharedMemory::open_or_create(name_of(rank_), mapped_bytes); }));
+      agree(outcome_of([&] {
+        for (int peer = 0; peer < num_ranks_; ++peer) {
+          if (peer != rank_) blocks[peer] = SharedMemory::open(name_of(peer), mapped_bytes);
+        }
+      }));
+    } catch (...) {
+      SharedMemory::unlink(name_of(rank_));
+      throw;
+    }
+    SharedMemory::unlink(name_of(rank_));  // mapped by all: nothing stays behind when processes die
+    return std::make_unique<ProcessHeap>(std::move(blocks), bytes);
+  }
+
+  void abort(const std::string& reason) noexcept override { depart(reason); }
+
+ private:
+  using SteadyClock = std::chrono::steady_clock;
+
+  void join() {
+    std::int32_t expected = 0;
+    if (!control_.num_ranks.compare_exchange_strong(expected, num_ranks_) &&
+        expected != num_ranks_) {
+      throw Error(ErrorCode::config_mismatch,
+                  "group " + prefix_ + " has " + std::to_string(expected) +
+                      " ranks, this process was told " + std::to_string(num_ranks_));
+    }
+    std::int32_t nobody = 0;
+    if (!control_.ranks[rank_].process_id.compare_exchange_strong(nobody, getpid())) {
+      throw Error(ErrorCode::invalid_argument, "rank " + std::to_string(rank_) + " of group " +
+                                                   prefix_ + " has joined already, as process " +
+                                                   std::to_string(nobody) +
+                                                   "; give every group a name of its own");
+    }
+  }
+
+  /// Two halves in turn. A piece is overwritten two exchanges later, and everybody comes to the
+  /// exchange between only after having read it: one meeting a piece is enough.
+  std::byte* mailbox(int rank) const {
+    return memory_.data() + sizeof(Control) + (2 * rank + num_exchanges_ % 2) * kPieceBytes;
+  }
+
+  void exchange(const void* piece, std::size_t bytes, const char* what, double deadline_s) {
+    ++num_exchanges_;
+    if (bytes > 0) std::memcpy(mailbox(rank_), piece, bytes);
+    meet(what, deadline_s);
+  }
+
+  void meet(const char* what, double deadline_s) {
+    throw_if_broken();
+    const auto limit = std::chrono::duration<double>(std::min(deadline_s, 1e8));
+    const auto deadline =
+        SteadyClock::now() + std::chrono::duration_cast<SteadyClock::duration>(limit);
+    const std::uint64_t meeting = control_.ranks[rank_].num_arrivals.fetch_add(1) + 1;
+    announce(control_.news);
+    for (;;) {
+      const std::uint32_t seen = control_.news.load();
+      if (all_have_arrived(meeting)) return;
+      throw_if_departed(meeting, what);
+      throw_if_broken();
+      if (SteadyClock::now() >= deadline) break_group(meeting, what, deadline_s);
+      wait_for_news(control_.news, seen, kPollInterval);
+    }
+  }
+
+  [[nodiscard]] bool is_missing(int peer, std::uint64_t meeting) const {
+    return control_.ranks[peer].num_arrivals.load() < meeting;
+  }
+
+  [[nodiscard]] bool all_have_arrived(std::uint64_t meeting) const {
+    for (int peer = 0; peer < num_ranks_; ++peer) {
+      if (is_missing(peer, meeting)) return false;
+    }
+    return true;
+  }
+
+  void throw_if_broken() const {
+    if (control_.broken.load() != 0) {
+      throw Error(ErrorCode::deadline_exceeded, control_.broken_reason.data());
+    }
+  }
+
+  /// Of the ranks that will not come, names the one that left first: others may have left because
+  /// of it.
+  void throw_if_departed(std::uint64_t meeting, const char* what) const {
+    int first = -1;
+    std::int32_t first_order = std::numeric_limits<std::int32_t>::max();
+    for (int peer = 0; peer < num_ranks_; ++peer) {
+      if (!is_missing(peer, meeting)) continue;
+      const std::int32_t order = departure_of(peer);
+      if (order > 0 && order < first_order) {
+        first = peer;
+        first_order = order;
+      }
+    }
+    // A peer may have arrived and left while we looked: what it did not come to is what counts.
+    if (first < 0 || !is_missing(first, meeting)) return;
+    const bool said_why = control_.ranks[first].departure.load() > 0;
+    throw Error(ErrorCode::peer_failed,
+                "rank " + std::to_string(first) + " has left (" +
+                    (said_why ? control_.ranks[first].departure_reason.data()
+                              : "its process has ended without a word") +
+                    ") while rank " + std::to_string(rank_) + " waited for " + what);
+  }
+
+  /// The order in which a rank left; 0 while it takes part. A process that died counts as just
+  /// before the next.
+  [[nodiscard]] std::int32_t departure_of(int peer) const {
+    const RankRecord& record = control_.ranks[peer];
+    const bool died = peer < static_cast<int>(watches_.size()) && watches_[peer].has_ended();
+    const std::int32_t order = record.departure.load();
+    if (order > 0) return order;
+    return died ? control_.num_departures.load() + 1 : 0;
+  }
+
+  [[noreturn]] void break_group(std::uint64_t meeting, const char* what, double deadline_s) {
+    std::string missing;
+    for (int peer = 0; peer < num_ranks_; ++peer) {
+      if (is_missing(peer, meeting))
+        missing += (missing.empty() ? "" : ", ") + std::to_string(peer);
+    }
+    const std::string reason = "rank " + std::to_string(rank_) + " waited " +
+                               std::to_string(deadline_s) + " s for " + what + "; missing: rank " +
+                               missing;
+    if (control_.breaking.exchange(1) == 0) {
+      copy_text(reason, control_.broken_reason.data(), control_.broken_reason.size());
+      control_.broken.store(1);
+      announce(control_.news);
+    }
+    throw Error(ErrorCode::deadline_exceeded, reason);
+  }
+
+  void depart(const std::string& reason) noexcept {
+    RankRecord& record = control_.ranks[rank_];
+    if (record.departure.load() > 0) return;
+    copy_text(reason, record.departure_reason.data(), record.departure_reason.size());
+    record.departure.store(control_.num_departures.fetch_add(1) + 1);
+    announce(control_.news);
+  }
+
+  static constexpr std::chrono::milliseconds kPollInterval{50};
+
+  std::string prefix_;
+  int rank_;
+  int num_ranks_;
+  SharedMemory memory_;
+  Control& control_;
+  std::vector<ProcessWatch> watches_;
+  std::uint64_t num_exchanges_ = 0;
+  std::uint64_t num_heaps_ = 0;
+};
+
+void check_arguments(const std::string& name, int rank, int num_ranks) {
+  const bool plain = std::all_of(name.begin(), name.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
+  });
+  if (name.empty() || name.size() > kMaxNameLength || !plain) {
+    throw Error(ErrorCode::invalid_argument, "name must be 1 to " + std::to_string(kMaxNameLength) +
+                                                 " letters, digits, '.', '_' or '-', is \"" + name +
+                                                 "\"");
+  }
+  if (num_ranks < 1 || num_ranks > kMaxRanks) {
+    throw Error(ErrorCode::invalid_argument, "num_ranks is " + std::to_string(num_ranks) +
+                                                 ", must be from 1 to " +
+                                                 std::to_string(kMaxRanks));
+  }
+  if (rank < 0 || rank >= num_ranks) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        "rank is " + std::to_string(rank) + ", must be from 0 to " + std::to_string(num_ranks - 1));
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_process_communicator(const std::string& name, int rank,
+                                                        int num_ranks, double deadline_s) {
+  check_arguments(name, rank, num_ranks);
+  return std::make_unique<ProcessCommunicator>(name, rank, num_ranks, deadline_s);
+}
+
+}  // namespace megamoe

@@ -1,0 +1,243 @@
+#include "verify/run.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <stdexcept>
+#include <utility>
+
+namespace megamoe::verify {
+namespace {
+
+struct NamedTensor {
+  const char* name;
+  RawTensor LayerTensors::*tensor;
+};
+constexpr NamedTensor kTensors[] = {
+    {"y", &LayerTensors::y},
+    {"dx", &LayerTensors::dx},
+    {"dweights", &LayerTensors::dweights},
+    {"dgate", &LayerTensors::dgate},
+    {"dup", &LayerTensors::dup},
+    {"ddown", &LayerTensors::ddown},
+};
+
+/// The tensors that one rank writes, filled with what must be overwritten or added to.
+LayerTensors rank_tensors(const ProblemSpec& spec, const RunOptions& options, int rank) {
+  const std::int64_t num_tokens = spec.tokens_per_rank[rank];
+  const std::int64_t num_experts = spec.num_experts / spec.num_ranks();
+  const bool accumulates = options.weight_gradient_mode == WeightGradientMode::accumulate_fp32;
+  const DType gradient_dtype =
+      options.weight_gradient_mode == WeightGradientMode::store_bf16 ? DType::bf16 : DType::fp32;
+  LayerTensors tensors;
+  tensors.y = {DType::bf16, {num_tokens, spec.hidden_dim}};
+  tensors.dx = {DType::bf16, {num_tokens, spec.hidden_dim}};
+  tensors.dweights = {DType::fp32, {num_tokens, spec.top_k}};
+  if (is_gated(spec.activation.kind)) {
+    tensors.dgate = {gradient_dtype, {num_experts, spec.intermediate_dim, spec.hidden_dim}};
+  }
+  tensors.dup = {gradient_dtype, {num_experts, spec.intermediate_dim, spec.hidden_dim}};
+  tensors.ddown = {gradient_dtype, {num_experts, spec.hidden_dim, spec.intermediate_dim}};
+  if (accumulates) {
+    for (RawTensor* gradient : {&tensors.dgate, &tensors.dup, &tensors.ddown}) {
+      gradient->fill(options.initial_gradient);
+    }
+  }
+  return tensors;
+}
+
+/// Rows of `values`, whose rows have `width` elements, as a [num_rows, width] view.
+template <class T>
+ConstTensorView row_range(const std::vector<T>& values, std::int64_t first_row,
+                          std::int64_t num_rows, std::int64_t width) {
+  return tensor_view(values.data() + first_row * width, {num_rows, width});
+}
+
+}  // namespace
+
+RawTensor::RawTensor(DType element_type, std::vector<std::int64_t> sizes)
+    : dtype(element_type), shape(std::move(sizes)) {
+  bytes.resize(num_elements() * dtype_bytes(dtype));
+  fill_with_nan();
+}
+
+std::int64_t RawTensor::num_elements() const {
+  if (shape.empty()) return 0;
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+}
+
+TensorView RawTensor::view() {
+  TensorView view;
+  view.data = bytes.data();
+  view.dtype = dtype;
+  view.num_dims = static_cast<int>(shape.size());
+  std::int64_t stride = 1;
+  for (int dim = view.num_dims - 1; dim >= 0; --dim) {
+    view.sizes[dim] = shape[dim];
+    view.strides[dim] = stride;
+    stride *= shape[dim];
+  }
+  return view;
+}
+
+void RawTensor::fill_with_nan() { std::fill(bytes.begin(), bytes.end(), std::byte{0xff}); }
+
+void RawTensor::fill(float value) {
+  for (std::size_t offset = 0; offset < bytes.size(); offset += sizeof(value)) {
+    std::memcpy(&bytes[offset], &value, sizeof(value));
+  }
+}
+
+void RawTensor::append(const RawTensor& next) {
+  if (next.shape.empty()) return;
+  if (shape.empty()) {
+    *this = next;
+    return;
+  }
+  shape[0] += next.shape[0];
+  bytes.insert(bytes.end(), next.bytes.begin(), next.bytes.end());
+}
+
+HostTensor RawTensor::to_host() const {
+  HostTensor host;
+  host.shape = shape;
+  host.values.resize(num_elements());
+  const auto convert = [&]<class T>(T element, auto to_double) {
+    for (std::size_t i = 0; i < host.values.size(); ++i) {
+      std::memcpy(&element, &bytes[i * sizeof(T)], sizeof(T));
+      host.values[i] = to_double(element);
+    }
+  };
+  switch (dtype) {
+    case DType::bf16:
+      convert(bf16{}, [](bf16 value) { return static_cast<double>(to_float(value)); });
+      return host;
+    case DType::fp32:
+      convert(float{}, [](float value) { return static_cast<double>(value); });
+      return host;
+    case DType::int32:
+      convert(std::int32_t{}, [](std::int32_t value) { return static_cast<double>(value); });
+      return host;
+    default:
+      throw std::logic_error("RawTensor::to_host: no conversion from " +
+                             std::string(to_string(dtype)));
+  }
+}
+
+LayerConfig layer_config(const ProblemSpec& spec, const RunOptions& options) {
+  LayerConfig config;
+  config.shape = {std::max<std::int64_t>(1, spec.max_tokens()), spec.hidden_dim,
+                  spec.intermediate_dim, spec.num_experts, spec.top_k};
+  config.activation = spec.activation;
+  config.memory_mode = options.memory_mode;
+  config.overlap = options.overlap;
+  config.weight_gradient_mode = options.weight_gradient_mode;
+  config.backend = options.backend;
+  config.row_capacity = options.row_capacity != 0
+                            ? options.row_capacity
+                            : spec.num_ranks() * config.shape.max_tokens * spec.top_k;
+  config.saved_row_capacity = options.saved_row_capacity;
+  config.entry_deadline_s = options.deadline_s;
+  config.inner_deadline_s = options.deadline_s;
+  config.num_threads = options.num_threads;
+  return config;
+}
+
+std::string differing_tensors(const LayerTensors& left, const LayerTensors& right) {
+  std::string names;
+  for (const auto& [name, tensor] : kTensors) {
+    if (left.*tensor == right.*tensor) continue;
+    names += (names.empty() ? "" : ", ") + std::string(name);
+  }
+  return names;
+}
+
+RankSession::RankSession(const Problem& problem, const RunOptions& options,
+                         Communicator& communicator)
+    : data_(problem, options, communicator.rank()),
+      workspace_(layer_config(problem.spec, options), communicator),
+      layer_(layer_config(problem.spec, options), communicator, workspace_) {}
+
+RankData::RankData(const Problem& problem, const RunOptions& options, int rank)
+    : problem_(problem),
+      rank_(rank),
+      weight_gradient_mode_(options.weight_gradient_mode),
+      tensors_(rank_tensors(problem.spec, options, rank)) {}
+
+ForwardInput RankData::forward_input() const {
+  const ProblemSpec& spec = problem_.spec;
+  const std::int64_t first = spec.first_token(rank_);
+  const std::int64_t count = spec.tokens_per_rank[rank_];
+  ForwardInput input;
+  input.x = row_range(problem_.x_TH, first, count, spec.hidden_dim);
+  input.expert_ids = row_range(problem_.expert_ids_TK, first, count, spec.top_k);
+  input.weights = row_range(problem_.weights_TK, first, count, spec.top_k);
+  input.experts = backward_input().experts;
+  return input;
+}
+
+BackwardInput RankData::backward_input() const {
+  const ProblemSpec& spec = problem_.spec;
+  const std::int64_t first = spec.first_token(rank_);
+  const std::int64_t count = spec.tokens_per_rank[rank_];
+  const std::int64_t experts_per_rank = spec.num_experts / spec.num_ranks();
+  const std::int64_t offset = rank_ * experts_per_rank * spec.intermediate_dim * spec.hidden_dim;
+  BackwardInput input;
+  input.x = row_range(problem_.x_TH, first, count, spec.hidden_dim);
+  input.dy = row_range(problem_.dy_TH, first, count, spec.hidden_dim);
+  if (is_gated(spec.activation.kind)) {
+    input.experts.gate = tensor_view(problem_.gate_EIH.data() + offset,
+                                     {experts_per_rank, spec.intermediate_dim, spec.hidden_dim});
+  }
+  input.experts.up = tensor_view(problem_.up_EIH.data() + offset,
+                                 {experts_per_rank, spec.intermediate_dim, spec.hidden_dim});
+  input.experts.down = tensor_view(problem_.down_EHI.data() + offset,
+                                   {experts_per_rank, spec.hidden_dim, spec.intermediate_dim});
+  return input;
+}
+
+ForwardOutput RankData::forward_output() { return {tensors_.y.view()}; }
+
+BackwardOutput RankData::backward_output() {
+  return {tensors_.dx.view(),
+          tensors_.dweights.view(),
+          {tensors_.dgate.view(), tensors_.dup.view(), tensors_.ddown.view()}};
+}
+
+CallContext RankData::forward(MoeLayer& layer) {
+  tensors_.y.fill_with_nan();
+  return layer.forward(forward_input(), forward_output());
+}
+
+void RankData::backward(MoeLayer& layer, const CallContext& context) {
+  tensors_.dx.fill_with_nan();
+  tensors_.dweights.fill_with_nan();
+  if (weight_gradient_mode_ != WeightGradientMode::accumulate_fp32) {
+    for (RawTensor* gradient : {&tensors_.dgate, &tensors_.dup, &tensors_.ddown}) {
+      gradient->fill_with_nan();
+    }
+  }
+  layer.backward(context, backward_input(), backward_output());
+}
+
+LayerTensors concatenate(const std::vector<LayerTensors>& tensors_R) {
+  LayerTensors all;
+  for (const LayerTensors& tensors : tensors_R) {
+    for (const auto& [name, tensor] : kTensors) (all.*tensor).append(tensors.*tensor);
+  }
+  return all;
+}
+
+LayerTensors run_layer(const Problem& problem, const RunOptions& options) {
+  std::vector<LayerTensors> tensors_R(problem.spec.num_ranks());
+  run_ranks(problem.spec.num_ranks(), [&](Communicator& communicator) {
+    RankSession session(problem, options, communicator);
+    const CallContext context = session.forward();
+    session.backward(context);
+    tensors_R[communicator.rank()] = session.tensors();
+  });
+  return concatenate(tensors_R);
+}
+
+}  // namespace megamoe::verify

@@ -1,0 +1,119 @@
+// Runs the library on a problem, with ranks as threads: the one harness of `megamoe verify`, the
+// tests and every backend. Outputs are filled with NaN before each call.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "megamoe/communicator.h"
+#include "megamoe/layer.h"
+#include "verify/compare.h"
+#include "verify/problem.h"
+
+namespace megamoe::verify {
+
+/// A dense tensor as the backend stored it, bit by bit.
+struct RawTensor {
+  DType dtype = DType::bf16;
+  std::vector<std::int64_t> shape;  ///< empty: the tensor is absent
+  std::vector<std::byte> bytes;
+
+  RawTensor() = default;
+  RawTensor(DType element_type, std::vector<std::int64_t> sizes);
+  [[nodiscard]] std::int64_t num_elements() const;
+  [[nodiscard]] TensorView view();  ///< absent for an absent tensor
+  /// Every byte 0xff: NaN in all floating-point types.
+  void fill_with_nan();
+  /// Of an fp32 tensor.
+  void fill(float value);
+  /// Adds the rows of `next` (along the first dimension) after those of this tensor.
+  void append(const RawTensor& next);
+  /// bf16, fp32 or int32 values as fp64.
+  [[nodiscard]] HostTensor to_host() const;
+  bool operator==(const RawTensor&) const = default;
+};
+
+struct RunOptions {
+  Backend backend = Backend::cpu;
+  MemoryMode memory_mode = MemoryMode::saved;
+  Overlap overlap = Overlap::on;
+  WeightGradientMode weight_gradient_mode = WeightGradientMode::store_bf16;
+  int num_threads = 1;            ///< a rank
+  double deadline_s = 60.0;       ///< of entry and inner waits
+  float initial_gradient = 0.0F;  ///< what main_grad holds before accumulate_fp32
+  std::int64_t row_capacity = 0;  ///< 0: what no routing can exceed, R * max T * K
+  std::int64_t saved_row_capacity = 0;
+};
+
+/// The configuration with which `options` run a problem.
+LayerConfig layer_config(const ProblemSpec& spec, const RunOptions& options);
+
+/// What forward and backward wrote: of one rank, or of all with tokens and experts concatenated in
+/// rank order.
+struct LayerTensors {
+  RawTensor y;
+  RawTensor dx;
+  RawTensor dweights;
+  RawTensor dgate;  ///< absent for ungated activations
+  RawTensor dup;
+  RawTensor ddown;
+  bool operator==(const LayerTensors&) const = default;
+};
+
+/// All ranks' tensors, in rank order.
+LayerTensors concatenate(const std::vector<LayerTensors>& tensors_R);
+
+/// The names of the tensors whose bits differ, "" if none do.
+std::string differing_tensors(const LayerTensors& left, const LayerTensors& right);
+
+/// One rank's inputs (views of the problem, which must outlive them) and its own outputs.
+class RankData {
+ public:
+  RankData(const Problem& problem, const RunOptions& options, int rank);
+
+  [[nodiscard]] ForwardInput forward_input() const;
+  [[nodiscard]] BackwardInput backward_input() const;
+  [[nodiscard]] ForwardOutput forward_output();
+  [[nodiscard]] BackwardOutput backward_output();
+
+  /// Fills y with NaN, then runs. Collective.
+  CallContext forward(MoeLayer& layer);
+  /// Fills dx, dweights and stored weight gradients with NaN, then runs. Gradients that are
+  /// accumulated keep what they hold. Collective.
+  void backward(MoeLayer& layer, const CallContext& context);
+
+  [[nodiscard]] const LayerTensors& tensors() const { return tensors_; }
+
+ private:
+  const Problem& problem_;
+  int rank_;
+  WeightGradientMode weight_gradient_mode_;
+  LayerTensors tensors_;
+};
+
+/// One rank's layer with a workspace of its own, and the data of one problem. Construction is
+/// collective; the problem and the communicator must outlive it.
+class RankSession {
+ public:
+  RankSession(const Problem& problem, const RunOptions& options, Communicator& communicator);
+
+  CallContext forward() { return data_.forward(layer_); }
+  void backward(const CallContext& context) { data_.backward(layer_, context); }
+
+  [[nodiscard]] RankData& data() { return data_; }
+  [[nodiscard]] MoeLayer& layer() { return layer_; }
+  [[nodiscard]] Workspace& workspace() { return workspace_; }
+  [[nodiscard]] const LayerTensors& tensors() const { return data_.tensors(); }
+
+ private:
+  RankData data_;
+  Workspace workspace_;
+  MoeLayer layer_;
+};
+
+/// One forward and one backward; all ranks' results concatenated. Throws what the library throws.
+LayerTensors run_layer(const Problem& problem, const RunOptions& options);
+
+}  // namespace megamoe::verify

@@ -1,0 +1,127 @@
+#include "bench/report.h"
+
+#include <cstdio>
+#include <ctime>
+#include <random>
+
+#include "common/build_info.h"
+#include "common/machine.h"
+#include "cpu/fma_peak.h"
+
+namespace megamoe::bench {
+namespace {
+
+double gflops(double flops, double ms) { return flops / ms * 1e-6; }
+
+const char* to_text(MemoryMode mode) { return mode == MemoryMode::saved ? "saved" : "recompute"; }
+
+void print_pass(const char* name, const SamplesMs& samples_ms, double flops,
+                const Ceiling& ceiling) {
+  const Summary summary = summarize(samples_ms);
+  const double rate = gflops(flops, summary.median_ms);
+  std::printf("  %-9s%10.2f ms [%.2f, %.2f]  %8.1f GFLOP/s  %5.1f%% of peak\n", name,
+              summary.median_ms, summary.min_ms, summary.max_ms, rate,
+              100.0 * rate / ceiling.peak_gflops());
+}
+
+double megabytes(std::int64_t bytes) { return static_cast<double>(bytes) * 1e-6; }
+
+nlohmann::ordered_json bytes_json(const Traffic& traffic) {
+  return {{"forward", traffic.forward_bytes}, {"backward", traffic.backward_bytes}};
+}
+
+nlohmann::ordered_json products_json(const Ceiling& ceiling) {
+  nlohmann::ordered_json products = nlohmann::ordered_json::object();
+  for (const Ceiling::Product& product : ceiling.products) {
+    products[std::to_string(product.dim)] = product.gflops;
+  }
+  return products;
+}
+
+}  // namespace
+
+RunInfo run_info(std::string command) {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  char date[32];
+  std::strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", &utc);
+  char id[16];
+  std::snprintf(id, sizeof(id), "%08x", std::random_device{}());
+  return {std::move(command), date, std::string(date) + "-" + id};
+}
+
+void print_ceiling(const Ceiling& ceiling) {
+  std::printf("%s, %s; fp32 fma peak %.1f GFLOP/s a core, %.1f on the %d threads of all ranks\n",
+              tools::processor_name().c_str(), cpu::simd_target_name(), ceiling.core_peak_gflops,
+              ceiling.peak_gflops(), ceiling.num_threads);
+  for (const Ceiling::Product& product : ceiling.products) {
+    const auto dim = static_cast<long long>(product.dim);
+    std::printf("product %lldx%lldx%lld on one thread: %.1f GFLOP/s, %.1f%% of the core's peak\n",
+                dim, dim, dim, product.gflops, 100.0 * product.gflops / ceiling.core_peak_gflops);
+  }
+}
+
+void print_result(const LayerResult& result, const Ceiling& ceiling) {
+  const MoeShape& shape = result.config.shape;
+  std::printf(
+      "\n%s: hidden %lld, intermediate %lld, experts %d, top-k %d; %d ranks of %lld tokens, %s\n",
+      result.shape_name.c_str(), static_cast<long long>(shape.hidden_dim),
+      static_cast<long long>(shape.intermediate_dim), shape.num_experts, shape.top_k,
+      result.num_ranks, static_cast<long long>(shape.max_tokens),
+      to_text(result.config.memory_mode));
+  print_pass("forward", result.times.forward_ms, forward_flops(result.num_rows, shape), ceiling);
+  print_pass("backward", result.times.backward_ms, backward_flops(result.num_rows, shape), ceiling);
+  const TrafficComparison& traffic = result.traffic;
+  std::printf(
+      "  between ranks: forward %.2f MB, backward %.2f MB; with a copy a slot %.2f and %.2f MB\n",
+      megabytes(traffic.once.forward_bytes), megabytes(traffic.once.backward_bytes),
+      megabytes(traffic.per_slot.forward_bytes), megabytes(traffic.per_slot.backward_bytes));
+}
+
+nlohmann::ordered_json to_record(const LayerResult& result, const Ceiling& ceiling,
+                                 const RunInfo& run) {
+  const MoeShape& shape = result.config.shape;
+  const Summary forward = summarize(result.times.forward_ms);
+  const Summary backward = summarize(result.times.backward_ms);
+  // TFLOP/s are a rank's, as they are a GPU's elsewhere.
+  const auto rank_tflops = [&](double flops, double ms) {
+    return gflops(flops, ms) * 1e-3 / result.num_ranks;
+  };
+  const tools::BuildInfo build = tools::build_info();
+  return {
+      {"layer", "megamoe"},
+      {"backend", "cpu"},
+      {"path", "sequential"},
+      {"mode", to_text(result.config.memory_mode)},
+      {"shape", result.shape_name},
+      {"hidden_dim", shape.hidden_dim},
+      {"intermediate_dim", shape.intermediate_dim},
+      {"num_experts", shape.num_experts},
+      {"top_k", shape.top_k},
+      {"tokens_per_rank", shape.max_tokens},
+      {"ranks", result.num_ranks},
+      {"threads", ceiling.num_threads},
+      {"forward_ms", forward.median_ms},
+      {"forward_ms_range", {forward.min_ms, forward.max_ms}},
+      {"backward_ms", backward.median_ms},
+      {"backward_ms_range", {backward.min_ms, backward.max_ms}},
+      {"forward_tflops", rank_tflops(forward_flops(result.num_rows, shape), forward.median_ms)},
+      {"backward_tflops", rank_tflops(backward_flops(result.num_rows, shape), backward.median_ms)},
+      {"fma_peak_gflops", ceiling.peak_gflops()},
+      {"core_fma_peak_gflops", ceiling.core_peak_gflops},
+      {"core_product_gflops", products_json(ceiling)},
+      {"bytes_between_ranks", bytes_json(result.traffic.once)},
+      {"bytes_between_ranks_per_slot", bytes_json(result.traffic.per_slot)},
+      {"commit", build.commit},
+      {"date", run.date},
+      {"hardware", tools::processor_name() + ", " + std::to_string(tools::num_cpu_threads()) +
+                       " threads, " + cpu::simd_target_name()},
+      {"versions",
+       {{"megamoe", build.version}, {"compiler", build.compiler}, {"build", build.build_type}}},
+      {"command", run.command},
+      {"run", run.run},
+  };
+}
+
+}  // namespace megamoe::bench

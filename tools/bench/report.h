@@ -1,0 +1,51 @@
+// What `megamoe bench` prints and records.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "bench/layer_bench.h"
+#include "bench/routing.h"
+#include "bench/shapes.h"
+
+namespace megamoe::bench {
+
+/// The machine's ceiling and how near the product alone comes to it, measured in the same run.
+struct Ceiling {
+  double core_peak_gflops;  ///< fp32 fma of one core
+  int num_threads;          ///< of all ranks together, at most the machine's
+  struct Product {
+    std::int64_t dim;
+    double gflops;  ///< one thread
+  };
+  std::vector<Product> products;
+
+  [[nodiscard]] double peak_gflops() const { return core_peak_gflops * num_threads; }
+};
+
+struct LayerResult {
+  std::string shape_name;
+  LayerConfig config;
+  int num_ranks;
+  std::int64_t num_rows;  ///< over all ranks
+  LayerTimes times;
+  TrafficComparison traffic;
+};
+
+/// What all records of a run share.
+struct RunInfo {
+  std::string command;
+  std::string date;  ///< ISO 8601, UTC
+  std::string run;   ///< one id for all records of the run
+};
+
+RunInfo run_info(std::string command);
+
+void print_ceiling(const Ceiling& ceiling);
+void print_result(const LayerResult& result, const Ceiling& ceiling);
+nlohmann::ordered_json to_record(const LayerResult& result, const Ceiling& ceiling,
+                                 const RunInfo& run);
+
+}  // namespace megamoe::bench

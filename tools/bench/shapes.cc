@@ -1,0 +1,63 @@
+#include "bench/shapes.h"
+
+#include <charconv>
+#include <stdexcept>
+
+namespace megamoe::bench {
+namespace {
+
+MoeShape layer_shape(std::int64_t hidden_dim, std::int64_t intermediate_dim,
+                     std::int32_t num_experts, std::int32_t top_k) {
+  return {.hidden_dim = hidden_dim,
+          .intermediate_dim = intermediate_dim,
+          .num_experts = num_experts,
+          .top_k = top_k};
+}
+
+std::int32_t parse_divisor(const std::string& text, const std::string& digits) {
+  std::int32_t divisor = 0;
+  const char* end = digits.data() + digits.size();
+  const auto result = std::from_chars(digits.data(), end, divisor);
+  if (result.ec != std::errc{} || result.ptr != end || divisor < 1) {
+    throw std::invalid_argument("'" + text + "' does not end in /NUMBER");
+  }
+  return divisor;
+}
+
+}  // namespace
+
+const std::vector<NamedShape>& model_shapes() {
+  static const std::vector<NamedShape> shapes = {
+      {"qwen3-30b", layer_shape(2048, 768, 128, 8)},
+      {"qwen3-235b", layer_shape(4096, 1536, 128, 8)},
+      {"deepseek-v3", layer_shape(7168, 2048, 256, 8)},
+  };
+  return shapes;
+}
+
+NamedShape parse_shape(const std::string& text) {
+  const auto slash = text.find('/');
+  const std::string model = text.substr(0, slash);
+  std::string known;
+  for (const NamedShape& candidate : model_shapes()) {
+    known += (known.empty() ? "" : ", ") + candidate.name;
+    if (candidate.name != model) continue;
+    NamedShape result{text, candidate.shape};
+    if (slash == std::string::npos) return result;
+    const std::int32_t divisor = parse_divisor(text, text.substr(slash + 1));
+    MoeShape& shape = result.shape;
+    if (shape.hidden_dim % divisor != 0 || shape.intermediate_dim % divisor != 0 ||
+        shape.num_experts % divisor != 0 || shape.num_experts / divisor < shape.top_k) {
+      throw std::invalid_argument("'" + text + "': hidden, intermediate and experts of " + model +
+                                  " cannot all be divided by " + std::to_string(divisor));
+    }
+    shape.hidden_dim /= divisor;
+    shape.intermediate_dim /= divisor;
+    shape.num_experts /= divisor;
+    return result;
+  }
+  throw std::invalid_argument("'" + model + "' is not one of " + known +
+                              " (with /NUMBER for a smaller one)");
+}
+
+}  // namespace megamoe::bench

@@ -1,0 +1,150 @@
+// `megamoe bench`: times the layer on the CPU backend beside the machine's measured peak.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bench/product_bench.h"
+#include "bench/report.h"
+#include "commands/commands.h"
+#include "common/json_file.h"
+#include "common/machine.h"
+#include "cpu/fma_peak.h"
+
+namespace megamoe::tools {
+namespace {
+
+struct BenchOptions {
+  std::vector<std::string> shapes = {"qwen3-30b/4", "qwen3-235b/4", "deepseek-v3/8"};
+  std::int64_t num_tokens = 512;
+  int num_ranks = 2;
+  int num_threads = 0;
+  std::string mode = "saved";
+  int num_repeats = 7;
+  std::uint64_t seed = 1;
+  std::string json_path;
+};
+
+constexpr const char* kFooter =
+    "Each pass is timed from the moment that all ranks are ready until the last has finished:\n"
+    "median and [fastest, slowest]. GFLOP/s are 6*N*H*I (forward) and 12*N*H*I (backward) of all\n"
+    "ranks together, N rows; also with --mode recompute, which does 16. Routing is uniform.\n"
+    "  megamoe bench --shape qwen3-30b --tokens 1024 --ranks 4 --json result.json";
+
+/// Throws what CLI11 reports as wrong usage of `option`.
+[[noreturn]] void refuse(const std::string& option, const std::string& message) {
+  throw CLI::ValidationError(option, message);
+}
+
+LayerConfig layer_config(const BenchOptions& options, const bench::NamedShape& named) {
+  LayerConfig config;
+  config.shape = named.shape;
+  config.shape.max_tokens = options.num_tokens;
+  config.memory_mode = options.mode == "saved" ? MemoryMode::saved : MemoryMode::recompute;
+  config.num_threads = options.num_threads;
+  if (config.shape.num_experts % options.num_ranks != 0) {
+    refuse("--ranks", named.name + " has " + std::to_string(config.shape.num_experts) +
+                          " experts, which do not divide among " +
+                          std::to_string(options.num_ranks) + " ranks");
+  }
+  return config;
+}
+
+int total_threads(const BenchOptions& options) {
+  const int cores = num_cpu_threads();
+  const int per_rank =
+      options.num_threads > 0 ? options.num_threads : std::max(1, cores / options.num_ranks);
+  return std::min(cores, per_rank * options.num_ranks);
+}
+
+bench::Ceiling measure_ceiling(const BenchOptions& options) {
+  bench::Ceiling ceiling{cpu::measure_fma_peak_gflops(), total_threads(options), {}};
+  for (const std::int64_t dim : {512, 1024}) {
+    ceiling.products.push_back({dim, bench::product_gflops(dim)});
+  }
+  return ceiling;
+}
+
+bench::LayerResult measure_layer(const BenchOptions& options, const std::string& name,
+                                 const LayerConfig& config) {
+  std::vector<std::vector<std::int32_t>> ids_RTK;
+  for (int rank = 0; rank < options.num_ranks; ++rank) {
+    ids_RTK.push_back(bench::uniform_ids(config.shape, options.num_tokens, rank, options.seed));
+  }
+  const std::int64_t num_rows = options.num_ranks * options.num_tokens * config.shape.top_k;
+  return {name,
+          config,
+          options.num_ranks,
+          num_rows,
+          bench::time_layer(config, ids_RTK, options.num_repeats),
+          bench::count_traffic(config.shape, ids_RTK)};
+}
+
+void run_bench(const BenchOptions& options, const std::string& command_line) {
+  // Every option is checked before the first measurement.
+  std::vector<std::pair<std::string, LayerConfig>> layers;
+  for (const std::string& text : options.shapes) {
+    try {
+      const bench::NamedShape named = bench::parse_shape(text);
+      layers.emplace_back(named.name, layer_config(options, named));
+    } catch (const std::invalid_argument& error) {
+      refuse("--shape", error.what());
+    }
+  }
+  std::optional<JsonFile> json_file;
+  if (!options.json_path.empty()) json_file.emplace(options.json_path);
+
+  const bench::RunInfo run = bench::run_info(command_line);
+  const bench::Ceiling ceiling = measure_ceiling(options);
+  bench::print_ceiling(ceiling);
+  nlohmann::ordered_json records = nlohmann::ordered_json::array();
+  for (const auto& [name, config] : layers) {
+    const bench::LayerResult result = measure_layer(options, name, config);
+    bench::print_result(result, ceiling);
+    std::fflush(stdout);
+    records.push_back(bench::to_record(result, ceiling, run));
+  }
+  if (json_file) json_file->write(records);
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app, const std::string& command_line) {
+  const auto options = std::make_shared<BenchOptions>();
+  CLI::App* command = app.add_subcommand(
+      "bench", "Time forward and backward of the layer beside the machine's peak");
+  command->footer(kFooter);
+  command
+      ->add_option("--shape", options->shapes,
+                   "Layers: qwen3-30b, qwen3-235b, deepseek-v3; with /D a layer whose hidden, "
+                   "intermediate and experts are divided by D")
+      ->capture_default_str();
+  command->add_option("--tokens", options->num_tokens, "Tokens of each rank")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  command->add_option("--ranks", options->num_ranks, "Ranks, which are threads of this process")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  command
+      ->add_option("--threads", options->num_threads,
+                   "Threads of each rank; 0 divides the machine's cores among the ranks")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  command
+      ->add_option("--mode", options->mode,
+                   "What forward keeps for backward: saved (g and u) or recompute (neither)")
+      ->check(CLI::IsMember({"saved", "recompute"}))
+      ->capture_default_str();
+  command->add_option("--repeats", options->num_repeats, "Timed passes, after one that is not")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+  command->add_option("--seed", options->seed, "Seed of the routing")->capture_default_str();
+  command->add_option("--json", options->json_path, "Also write the records to this file, as JSON");
+  command->callback([options, command_line] { run_bench(*options, command_line); });
+}
+
+}  // namespace megamoe::tools
