@@ -24,7 +24,9 @@ TEST(RowTiles, TilesCoverEveryUnitOnceInOrder) {
   }
 }
 
-TEST(RowTiles, NoRowsNoTiles) { EXPECT_EQ(num_unit_tiles(num_row_units(0), kMaxUnitsPerTile, 2), 0); }
+TEST(RowTiles, NoRowsNoTiles) {
+  EXPECT_EQ(num_unit_tiles(num_row_units(0), kMaxUnitsPerTile, 2), 0);
+}
 
 TEST(RowTiles, TilesOfAnExpertDifferByAtMostOneUnit) {
   const int units = num_row_units(1000);  // 63 units in 6 tiles: three of 11, three of 10

@@ -1,7 +1,9 @@
-// Counters in global memory by which CTAs and GPUs tell each other what is complete, and waits on them with a deadline.
+// Counters in global memory by which CTAs and GPUs tell each other what is complete, and waits on
+// them with a deadline.
 //
-// A counter changes only by red and only upwards: a plain store would break the release chain. What a counter stands for and which
-// proxy fence belongs on each side is the memory protocol of the kernel that uses it.
+// A counter changes only by red and only upwards: a plain store would break the release chain. What
+// a counter stands for and which proxy fence belongs on each side is the memory protocol of the
+// kernel that uses it.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +12,8 @@ namespace megamoe::device {
 
 enum class Reach { gpu, system };  ///< who may read the counter: CTAs of this GPU, or peers too
 
-/// Adds to the counter; every earlier write of this thread (and those it has synchronised with) is visible to who acquires the sum.
+/// Adds to the counter; every earlier write of this thread (and those it has synchronised with) is
+/// visible to who acquires the sum.
 template <Reach reach>
 __device__ inline void signal(std::uint32_t* counter, std::uint32_t amount = 1) {
   if constexpr (reach == Reach::gpu) {
@@ -45,7 +48,8 @@ struct Awaited {
   std::int32_t block;  ///< of rows, or -1
 };
 
-/// The first missed deadline; lies in pinned host memory, so that the host reads it without a synchronisation.
+/// The first missed deadline; lies in pinned host memory, so that the host reads it without a
+/// synchronisation.
 struct DeadlineReport {
   std::uint32_t set;  ///< 0 until the other members are written
   Awaited awaited;
@@ -54,8 +58,8 @@ struct DeadlineReport {
   std::uint32_t claimed;  ///< taken by the thread that reports
 };
 
-__device__ inline void report_deadline(DeadlineReport* report, const Awaited& awaited, std::uint32_t expected,
-                                       std::uint32_t seen) {
+__device__ inline void report_deadline(DeadlineReport* report, const Awaited& awaited,
+                                       std::uint32_t expected, std::uint32_t seen) {
   if (atomicCAS_system(&report->claimed, 0U, 1U) != 0U) return;
   report->awaited = awaited;
   report->expected = expected;
@@ -63,11 +67,13 @@ __device__ inline void report_deadline(DeadlineReport* report, const Awaited& aw
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(&report->set), "r"(1U) : "memory");
 }
 
-/// Waits until the counter has reached `expected` (modulo 2^32, at most 2^31 ahead). On a missed deadline reports and returns false; the
-/// caller falls through to its exit path, it never returns early from between wgmmas and never traps.
+/// Waits until the counter has reached `expected` (modulo 2^32, at most 2^31 ahead). On a missed
+/// deadline reports and returns false; the caller falls through to its exit path, it never returns
+/// early from between wgmmas and never traps.
 template <Reach reach>
-__device__ inline bool wait_for(const std::uint32_t* counter, std::uint32_t expected, std::uint64_t deadline_ns,
-                                const Awaited& awaited, DeadlineReport* report) {
+__device__ inline bool wait_for(const std::uint32_t* counter, std::uint32_t expected,
+                                std::uint64_t deadline_ns, const Awaited& awaited,
+                                DeadlineReport* report) {
   std::uint32_t seen = acquire<reach>(counter);
   if (static_cast<std::int32_t>(seen - expected) >= 0) return true;
   const std::uint64_t start = now_ns();

@@ -1,4 +1,5 @@
-// One number for the bits of a device buffer: equal buffers give equal numbers, whatever the order of summation.
+// One number for the bits of a device buffer: equal buffers give equal numbers, whatever the order
+// of summation.
 #pragma once
 
 #include "device_buffers.cuh"
@@ -9,7 +10,8 @@ __global__ void hash_words(const std::uint32_t* words, std::int64_t size, unsign
   unsigned long long local = 0;
   for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < size;
        i += std::int64_t{gridDim.x} * blockDim.x) {
-    const std::uint64_t mixed = (static_cast<std::uint64_t>(i) << 32 ^ words[i]) * 0x9e3779b97f4a7c15ULL;
+    const std::uint64_t mixed =
+        (static_cast<std::uint64_t>(i) << 32 ^ words[i]) * 0x9e3779b97f4a7c15ULL;
     local += mixed ^ mixed >> 29;
   }
   atomicAdd(sum, local);

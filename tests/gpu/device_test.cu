@@ -1,5 +1,6 @@
-// The device primitives that the products do not exercise: counters with deadlines, and bulk copies of rows. Barriers, tensor tiles,
-// multicast, wgmma and register reallocation are what every product is made of: products_test.cu.
+// The device primitives that the products do not exercise: counters with deadlines, and bulk copies
+// of rows. Barriers, tensor tiles, multicast, wgmma and register reallocation are what every
+// product is made of: products_test.cu.
 #include <gtest/gtest.h>
 
 #include "device/barrier.cuh"
@@ -18,9 +19,11 @@ class Device : public GpuTest {};
 constexpr int kRowBytes = 4096;
 constexpr int kNumCopies = 3;
 
-// Block 0 pulls each row once and stores it to several places, then signals; block 1 waits for the signal and checks what arrived.
-__global__ void scatter_rows(const std::uint8_t* source, std::uint8_t* copies, int num_rows, std::uint32_t* arrived,
-                             unsigned long long* num_wrong, device::DeadlineReport* report) {
+// Block 0 pulls each row once and stores it to several places, then signals; block 1 waits for the
+// signal and checks what arrived.
+__global__ void scatter_rows(const std::uint8_t* source, std::uint8_t* copies, int num_rows,
+                             std::uint32_t* arrived, unsigned long long* num_wrong,
+                             device::DeadlineReport* report) {
   __shared__ __align__(128) std::uint8_t row_bytes[kRowBytes];
   __shared__ std::uint64_t row_arrived;
   const std::int64_t copy_bytes = std::int64_t{num_rows} * kRowBytes;
@@ -35,7 +38,8 @@ __global__ void scatter_rows(const std::uint8_t* source, std::uint8_t* copies, i
       device::load_bytes(row, source + std::int64_t{i} * kRowBytes, kRowBytes, barrier);
       device::wait(barrier, i & 1);
       for (int copy = 0; copy < kNumCopies; ++copy) {
-        device::store_bytes(copies + copy * copy_bytes + std::int64_t{i} * kRowBytes, row, kRowBytes);
+        device::store_bytes(copies + copy * copy_bytes + std::int64_t{i} * kRowBytes, row,
+                            kRowBytes);
       }
       device::commit_stores();
       device::wait_stores_complete<0>();
@@ -45,12 +49,14 @@ __global__ void scatter_rows(const std::uint8_t* source, std::uint8_t* copies, i
     __shared__ bool in_time;
     for (int i = 0; i < num_rows; ++i) {
       if (threadIdx.x == 0) {
-        in_time = device::wait_for<device::Reach::gpu>(arrived, i + 1, 5'000'000'000, {0, 0, 1, i}, report);
+        in_time = device::wait_for<device::Reach::gpu>(arrived, i + 1, 5'000'000'000, {0, 0, 1, i},
+                                                       report);
       }
       __syncthreads();
       if (!in_time) return;
       for (int copy = 0; copy < kNumCopies; ++copy) {
-        for (int byte = static_cast<int>(threadIdx.x); byte < kRowBytes; byte += static_cast<int>(blockDim.x)) {
+        for (int byte = static_cast<int>(threadIdx.x); byte < kRowBytes;
+             byte += static_cast<int>(blockDim.x)) {
           const std::int64_t at = std::int64_t{i} * kRowBytes + byte;
           if (copies[copy * copy_bytes + at] != source[at]) atomicAdd(num_wrong, 1ULL);
         }
@@ -72,8 +78,8 @@ TEST_F(Device, RowsArePulledOnceAndStoredManyTimes) {
   check_cuda(cudaMemset(arrived.data(), 0, 4), "memset");
   check_cuda(cudaMemset(num_wrong.data(), 0, 8), "memset");
   check_cuda(cudaMemset(report.data(), 0, sizeof(device::DeadlineReport)), "memset");
-  scatter_rows<<<2, 128>>>(reinterpret_cast<const std::uint8_t*>(source.data()), copies.data(), kRows, arrived.data(),
-                           num_wrong.data(), report.data());
+  scatter_rows<<<2, 128>>>(reinterpret_cast<const std::uint8_t*>(source.data()), copies.data(),
+                           kRows, arrived.data(), num_wrong.data(), report.data());
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   EXPECT_EQ(report.download()[0].set, 0U);
   EXPECT_EQ(num_wrong.download()[0], 0ULL);

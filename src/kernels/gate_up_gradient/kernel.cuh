@@ -1,6 +1,8 @@
-// The kernel of p and its epilogue. Same block, stages and walk as the row products; g and u pass through the stage ring.
+// The kernel of p and its epilogue. Same block, stages and walk as the row products; g and u pass
+// through the stage ring.
 //
-// Read next: gate_up_gradient.h (what), load_role.cuh, ../products/math_role.cuh, epilogue.cuh, store_role.cuh.
+// Read next: gate_up_gradient.h (what), load_role.cuh, ../products/math_role.cuh, epilogue.cuh,
+// store_role.cuh.
 #pragma once
 
 #include "kernels/gate_up_gradient/epilogue.cuh"
@@ -22,44 +24,58 @@ __device__ inline void sync_warpgroup(int warpgroup) {
 }
 
 template <Shared kShared, class Activation>
-__device__ inline void gate_up_gradient_math_role(const GateUpGradientParams& params, const Activation& activation,
-                                                  GateUpGradientStorage& storage, int cta_rank, int warpgroup) {
+__device__ inline void gate_up_gradient_math_role(const GateUpGradientParams& params,
+                                                  const Activation& activation,
+                                                  GateUpGradientStorage& storage, int cta_rank,
+                                                  int warpgroup) {
   constexpr std::uint32_t kAllUnits = ((1U << (schedule::kMaxUnitsPerTile + 1)) - 1U) & ~1U;
   SharedStorage& shared = storage.base;
   const std::uint32_t stages = device::shared_address(shared.stages);
   const std::uint32_t written = device::shared_address(storage.gradients_written);
   const StageBarriers barriers(shared.barriers);
   const int warp = static_cast<int>(threadIdx.x) % device::kWarpgroupSize / device::kWarpSize;
-  GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank, params.row_tiles_fastest);
+  const int lane_row = device::lane_idx() % 4 * 2 + device::lane_idx() / 16;
+  const std::uint32_t sums =
+      device::shared_address(&storage.dw_warp_sums[warpgroup][warp][lane_row]);
+  GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank);
   PieceWriter<PieceOrder::warpgroups_alternate, kBlocksPerWarpgroup> writer(shared, warpgroup);
   StageRing ring;
   GroupedTile tile;
   while (walk.next(tile)) {
     Accumulators acc;
-    device::forget_accumulators(acc);
+#pragma unroll
+    for (int i = 0; i < kAccumulators; ++i) acc[0][i] = acc[1][i] = 0.0F;
     if (kShared == Shared::channels && tile.num_units == 0) {
       skip_tile(barriers, ring, params.num_k_blocks + kGradientStages);
       continue;
     }
     // dx reads its weights in the same layout.
-    multiply_units<operand_layout<RowProduct::dx, kShared>(), kAllUnits>(tile.num_units, acc, stages, warpgroup, barriers, ring,
-                                                                          params.num_k_blocks);
-#pragma unroll
+    multiply_units<operand_layout<RowProduct::dx, kShared>(), kAllUnits>(
+        tile.num_units, acc, stages, warpgroup, barriers, ring, params.num_k_blocks);
+    // Rolled, with the block's accumulators moved to the front: unrolled, this was 200 KB of code
+    // that ran once a tile, and the instruction cache made it ten times as slow as its arithmetic
+    // (measured, docs/perf_log.md).
+#pragma unroll 1
     for (int gradient_stage = 0; gradient_stage < kGradientStages; ++gradient_stage) {
-      const int block = gradient_stage / kNumMathWarpgroups;
-      // Both warpgroups wait for every stage: a parity wait that skipped one would take the phase before for the next.
+      // Both warpgroups wait for every stage: a parity wait that skipped one would take the phase
+      // before for the next.
       device::wait(barriers.filled + ring.slot * 8U, ring.parity);
       if (gradient_stage % kNumMathWarpgroups == warpgroup) {
+        const int block = gradient_stage / kNumMathWarpgroups;
         const std::uint32_t weighted = writer.begin(block);
         sync_warpgroup(warpgroup);
-        const auto* row_weights = reinterpret_cast<const float2*>(shared.stages[ring.slot] + kRowWeightBytes);
-        write_gradient_stage(acc[block], tile, stages + ring.slot * kStageBytes + writer.lane_offset(), weighted,
-                             row_weights + device::lane_idx() % 4, activation, storage.dw_warp_sums[warpgroup][warp]);
+        const std::uint32_t stage = stages + ring.slot * kStageBytes;
+        write_gradient_stage(acc[0], tile.num_units, tile.num_rows,
+                             {stage + writer.lane_offset(), weighted,
+                              stage + kRowWeightBytes + device::lane_idx() % 4 * 8, sums},
+                             activation);
         writer.end(block);
         if (device::lane_idx() == 0) device::arrive(written + gradient_stage * 8U);
         sync_warpgroup(warpgroup);
         write_dw_segment(params, tile, gradient_stage_channel(tile.channel_tile, gradient_stage),
                          storage.dw_warp_sums[warpgroup]);
+#pragma unroll
+        for (int i = 0; i < kAccumulators; ++i) acc[0][i] = acc[1][i];
       }
       ring.advance();
     }
@@ -94,7 +110,8 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
       } else if (warp == static_cast<int>(ProducerWarp::stores_gradients)) {
         store_gradients_role<kShared>(params, storage, cta_rank);
       } else {
-        store_weighted_role<kShared>(params, shared, cta_rank, warp - static_cast<int>(ProducerWarp::stores_slot_0));
+        store_weighted_role<kShared>(params, shared, cta_rank,
+                                     warp - static_cast<int>(ProducerWarp::stores_slot_0));
       }
     }
     __syncwarp();

@@ -1,4 +1,5 @@
-// What the math warpgroups do with a finished tile: round to bf16 at the named points, and leave row-major pieces in the slots.
+// What the math warpgroups do with a finished tile: round to bf16 at the named points, and leave
+// row-major pieces in the slots.
 #pragma once
 
 #include "device/barrier.cuh"
@@ -21,12 +22,15 @@ class PieceWriter {
         filled_(device::shared_address(shared.barriers.slot_filled)),
         granted_(device::shared_address(shared.barriers.slot_granted[warpgroup])),
         warpgroup_(warpgroup) {
-    // Lane l addresses line l % 8 of block l / 8; blocks 1 and 3 are channels 8..15 of the warp, blocks 2 and 3 rows 8..15.
+    // Lane l addresses line l % 8 of block l / 8; blocks 1 and 3 are channels 8..15 of the warp,
+    // blocks 2 and 3 rows 8..15.
     const int lane = device::lane_idx();
     const int warp = static_cast<int>(threadIdx.x) % device::kWarpgroupSize / device::kWarpSize;
     const std::uint32_t row = static_cast<std::uint32_t>((lane & 7) + ((lane & 16) != 0 ? 8 : 0));
-    lane_offset_ = device::swizzled_offset(row, static_cast<std::uint32_t>(warp * 2 + ((lane >> 3) & 1)));
-    // The first writer of a slot needs no grant: it waits for the phase before the first, which counts as completed.
+    lane_offset_ =
+        device::swizzled_offset(row, static_cast<std::uint32_t>(warp * 2 + ((lane >> 3) & 1)));
+    // The first writer of a slot needs no grant: it waits for the phase before the first, which
+    // counts as completed.
     for (int slot = 0; slot < kNumSlots; ++slot) {
       if (Pieces::warpgroup_of(slot) == warpgroup) parities_ |= 1U << slot;
     }
@@ -72,17 +76,19 @@ __device__ inline void write_blocks(const Accumulators& acc, int num_units, Writ
     for (int unit = 0; unit < schedule::kMaxUnitsPerTile; ++unit) {
       if (unit >= num_units) break;
       const float* d = &acc[block][unit * 8];
-      device::store_blocks_transposed(address + unit * kUnitBytes, device::pack_bf16(d[0], d[1]), device::pack_bf16(d[2], d[3]),
-                                      device::pack_bf16(d[4], d[5]), device::pack_bf16(d[6], d[7]));
+      device::store_blocks_transposed(address + unit * kUnitBytes, device::pack_bf16(d[0], d[1]),
+                                      device::pack_bf16(d[2], d[3]), device::pack_bf16(d[4], d[5]),
+                                      device::pack_bf16(d[6], d[7]));
     }
     writer.end(block);
   }
 }
 
-/// gate_up: block 0 is gate, block 1 is up of the same channels; a = bf16(act(g) * u) from the rounded g and u.
+/// gate_up: block 0 is gate, block 1 is up of the same channels; a = bf16(act(g) * u) from the
+/// rounded g and u.
 template <bool kSave, class Activation, class Writer>
-__device__ inline void write_activation(const Accumulators& acc, int num_units, const Activation& activation,
-                                        Writer& writer) {
+__device__ inline void write_activation(const Accumulators& acc, int num_units,
+                                        const Activation& activation, Writer& writer) {
   if constexpr (kSave) {
 #pragma unroll
     for (int block = 0; block < kBlocksPerWarpgroup; ++block) {
@@ -92,7 +98,8 @@ __device__ inline void write_activation(const Accumulators& acc, int num_units, 
         if (unit >= num_units) break;
         const float* d = &acc[block][unit * 8];
         device::store_blocks_transposed(address + unit * kUnitBytes, device::pack_bf16(d[0], d[1]),
-                                        device::pack_bf16(d[2], d[3]), device::pack_bf16(d[4], d[5]),
+                                        device::pack_bf16(d[2], d[3]),
+                                        device::pack_bf16(d[4], d[5]),
                                         device::pack_bf16(d[6], d[7]));
       }
       writer.end(block);
@@ -113,7 +120,8 @@ __device__ inline void write_activation(const Accumulators& acc, int num_units, 
           device::pack_bf16(activation.value(device::first_of(gate), device::first_of(up)),
                             activation.value(device::second_of(gate), device::second_of(up)));
     }
-    device::store_blocks_transposed(address + unit * kUnitBytes, packed[0], packed[1], packed[2], packed[3]);
+    device::store_blocks_transposed(address + unit * kUnitBytes, packed[0], packed[1], packed[2],
+                                    packed[3]);
   }
   writer.end(kPiece);
 }

@@ -36,17 +36,19 @@ CUtensorMap weight_map_channel_major(const ConstTensorView& weights, int box_k, 
 }
 
 RowMaps input_maps(const ConstTensorView& rows, Sharing sharing, const char* name) {
-  return row_maps(rows, sharing == Sharing::rows ? schedule::kRowsPerUnit / 2 : schedule::kRowsPerUnit, name);
+  return row_maps(
+      rows, sharing == Sharing::rows ? schedule::kRowsPerUnit / 2 : schedule::kRowsPerUnit, name);
 }
-RowMaps whole_tile_maps(const ConstTensorView& rows, const char* name) { return row_maps(rows, schedule::kRowsPerUnit, name); }
+RowMaps whole_tile_maps(const ConstTensorView& rows, const char* name) {
+  return row_maps(rows, schedule::kRowsPerUnit, name);
+}
 
-
-// Sharing rows needs an even number of channel tiles, or a cluster's second CTA multiplies zeros; it also keeps row tiles
-// large where experts have few rows. Otherwise sharing channels reads a tenth less from the L2.
+// Sharing rows needs an even number of channel tiles, or a cluster's second CTA multiplies zeros;
+// it also keeps row tiles large where experts have few rows. Otherwise sharing channels reads a
+// tenth less from the L2.
 Sharing choose_sharing(Sharing wanted, int num_channel_tiles) {
   if (wanted != Sharing::automatic) return wanted;
   return num_channel_tiles % kClusterSize == 0 ? Sharing::rows : Sharing::channels;
 }
-
 
 }  // namespace megamoe::products

@@ -6,7 +6,8 @@
 namespace megamoe::products {
 
 enum class PieceOrder {
-  first_warpgroup_first,  ///< both slots serve the first warpgroup, then the second, which waits while the first multiplies on
+  first_warpgroup_first,  ///< both slots serve the first warpgroup, then the second, which waits
+                          ///< while the first multiplies on
   warpgroups_alternate,   ///< each warpgroup has a slot
 };
 
@@ -20,10 +21,12 @@ struct PieceNumbering {
                                                       : warpgroup * kPiecesPerWarpgroup + piece;
   }
   MEGAMOE_HOST_DEVICE static constexpr int warpgroup_of(int number) {
-    return kOrder == PieceOrder::warpgroups_alternate ? number % kNumMathWarpgroups : number / kPiecesPerWarpgroup;
+    return kOrder == PieceOrder::warpgroups_alternate ? number % kNumMathWarpgroups
+                                                      : number / kPiecesPerWarpgroup;
   }
   MEGAMOE_HOST_DEVICE static constexpr int piece_of(int number) {
-    return kOrder == PieceOrder::warpgroups_alternate ? number / kNumMathWarpgroups : number % kPiecesPerWarpgroup;
+    return kOrder == PieceOrder::warpgroups_alternate ? number / kNumMathWarpgroups
+                                                      : number % kPiecesPerWarpgroup;
   }
   /// Who writes into the slot after piece `number`, possibly of the next tile.
   MEGAMOE_HOST_DEVICE static constexpr int next_warpgroup_of(int number) {

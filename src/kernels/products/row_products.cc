@@ -1,6 +1,4 @@
 // Checks the arguments of the row products, describes their tiles to the copy engine and launches.
-#include <cstdlib>
-
 #include "base/activation.h"
 #include "kernels/products/entries.h"
 #include "kernels/products/host_checks.h"
@@ -9,8 +7,9 @@
 #include "kernels/products/row_product.h"
 
 namespace megamoe::products {
-void multiply_down(const GroupedRows& rows, const ConstTensorView& a_NI, const ConstTensorView& down_eHI,
-                   const TensorView& o_NH, const LaunchOptions& options) {
+void multiply_down(const GroupedRows& rows, const ConstTensorView& a_NI,
+                   const ConstTensorView& down_eHI, const TensorView& o_NH,
+                   const LaunchOptions& options) {
   const std::int64_t num_rows = o_NH.sizes[0];
   const std::int64_t hidden = o_NH.sizes[1];
   const std::int64_t intermediate = a_NI.sizes[1];
@@ -23,20 +22,21 @@ void multiply_down(const GroupedRows& rows, const ConstTensorView& a_NI, const C
   NoActivation activation{};
   RowProductParams params{};
   params.rows = {rows.begin, rows.count, rows.num_groups};
-  params.row_tiles_fastest = std::getenv("WALK") != nullptr ? 1 : 0;
   params.num_channel_tiles = ceil_div(hidden, kTileChannels);
   params.num_k_blocks = static_cast<int>(intermediate / kBlockK);
   params.num_k_blocks_a_source = params.num_k_blocks;
   const Sharing sharing = choose_sharing(options.sharing, params.num_channel_tiles);
-  params.weights[0] =
-      weight_map_k_major(down_eHI, sharing == Sharing::rows ? kTileChannels : kTileChannels / 2, "down");
+  params.weights[0] = weight_map_k_major(
+      down_eHI, sharing == Sharing::rows ? kTileChannels : kTileChannels / 2, "down");
   params.row_inputs[0] = input_maps(a_NI, sharing, "a");
   params.outputs[0] = whole_tile_maps(o_NH, "o");
-  launch_clusters(sharing == Sharing::rows ? down_sharing_rows() : down_sharing_channels(), {&params, &activation}, options);
+  launch_clusters(sharing == Sharing::rows ? down_sharing_rows() : down_sharing_channels(),
+                  {&params, &activation}, options);
 }
 
-void multiply_gate_up(const GroupedRows& rows, const ConstTensorView& x_NH, const ConstTensorView& gate_eIH,
-                      const ConstTensorView& up_eIH, const TensorView& g_NI, const TensorView& u_NI, const TensorView& a_NI,
+void multiply_gate_up(const GroupedRows& rows, const ConstTensorView& x_NH,
+                      const ConstTensorView& gate_eIH, const ConstTensorView& up_eIH,
+                      const TensorView& g_NI, const TensorView& u_NI, const TensorView& a_NI,
                       const LaunchOptions& options) {
   const std::int64_t num_rows = a_NI.sizes[0];
   const std::int64_t intermediate = a_NI.sizes[1];
@@ -56,7 +56,6 @@ void multiply_gate_up(const GroupedRows& rows, const ConstTensorView& x_NH, cons
   SwiGlu activation{};
   RowProductParams params{};
   params.rows = {rows.begin, rows.count, rows.num_groups};
-  params.row_tiles_fastest = std::getenv("WALK") != nullptr ? 1 : 0;
   params.num_channel_tiles = ceil_div(intermediate, kTileChannels / 2);
   params.num_k_blocks = static_cast<int>(hidden / kBlockK);
   params.num_k_blocks_a_source = params.num_k_blocks;
@@ -68,16 +67,19 @@ void multiply_gate_up(const GroupedRows& rows, const ConstTensorView& x_NH, cons
     params.outputs[0] = whole_tile_maps(g_NI, "g");
     params.outputs[1] = whole_tile_maps(u_NI, "u");
     params.outputs[2] = whole_tile_maps(a_NI, "a");
-    launch_clusters(sharing == Sharing::rows ? gate_up_saving_sharing_rows() : gate_up_saving_sharing_channels(), {&params, &activation},
-                    options);
+    launch_clusters(sharing == Sharing::rows ? gate_up_saving_sharing_rows()
+                                             : gate_up_saving_sharing_channels(),
+                    {&params, &activation}, options);
   } else {
     params.outputs[0] = whole_tile_maps(a_NI, "a");
-    launch_clusters(sharing == Sharing::rows ? gate_up_sharing_rows() : gate_up_sharing_channels(), {&params, &activation}, options);
+    launch_clusters(sharing == Sharing::rows ? gate_up_sharing_rows() : gate_up_sharing_channels(),
+                    {&params, &activation}, options);
   }
 }
 
-void multiply_dx(const GroupedRows& rows, const ConstTensorView& dg_NI, const ConstTensorView& du_NI,
-                 const ConstTensorView& gate_eIH, const ConstTensorView& up_eIH, const TensorView& dx_NH,
+void multiply_dx(const GroupedRows& rows, const ConstTensorView& dg_NI,
+                 const ConstTensorView& du_NI, const ConstTensorView& gate_eIH,
+                 const ConstTensorView& up_eIH, const TensorView& dx_NH,
                  const LaunchOptions& options) {
   const std::int64_t num_rows = dx_NH.sizes[0];
   const std::int64_t hidden = dx_NH.sizes[1];
@@ -93,7 +95,6 @@ void multiply_dx(const GroupedRows& rows, const ConstTensorView& dg_NI, const Co
   NoActivation activation{};
   RowProductParams params{};
   params.rows = {rows.begin, rows.count, rows.num_groups};
-  params.row_tiles_fastest = std::getenv("WALK") != nullptr ? 1 : 0;
   params.num_channel_tiles = ceil_div(hidden, kTileChannels);
   params.num_k_blocks = static_cast<int>(2 * intermediate / kBlockK);
   params.num_k_blocks_a_source = static_cast<int>(intermediate / kBlockK);
@@ -104,7 +105,8 @@ void multiply_dx(const GroupedRows& rows, const ConstTensorView& dg_NI, const Co
   params.row_inputs[0] = input_maps(dg_NI, sharing, "dg");
   params.row_inputs[1] = input_maps(du_NI, sharing, "du");
   params.outputs[0] = whole_tile_maps(dx_NH, "dx");
-  launch_clusters(sharing == Sharing::rows ? dx_sharing_rows() : dx_sharing_channels(), {&params, &activation}, options);
+  launch_clusters(sharing == Sharing::rows ? dx_sharing_rows() : dx_sharing_channels(),
+                  {&params, &activation}, options);
 }
 
 }  // namespace megamoe::products

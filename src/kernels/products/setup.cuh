@@ -14,7 +14,8 @@ __device__ inline void init_barriers(Barriers& barriers) {
   }
   for (int slot = 0; slot < kNumSlots; ++slot) {
     device::init_barrier(device::shared_address(&barriers.slot_filled[slot]), kWarpsPerWarpgroup);
-    for (auto& granted : barriers.slot_granted) device::init_barrier(device::shared_address(&granted[slot]), 1);
+    for (auto& granted : barriers.slot_granted)
+      device::init_barrier(device::shared_address(&granted[slot]), 1);
   }
   device::publish_barrier_init();
 }

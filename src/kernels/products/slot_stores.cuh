@@ -1,5 +1,5 @@
-// The loop of a store warp, one for each output slot: hand a finished piece to the copy engine, and grant the slot to the next writer once
-// it has been read.
+// The loop of a store warp, one for each output slot: hand a finished piece to the copy engine, and
+// grant the slot to the next writer once it has been read.
 //
 // A warp of their own waits for the copy engine, so that the math warps never do.
 #pragma once
@@ -10,7 +10,8 @@
 
 namespace megamoe::products {
 
-/// `store(warpgroup, piece, slot address)` issues the copies of one piece. The kernel calls wait_stores_complete at its end.
+/// `store(warpgroup, piece, slot address)` issues the copies of one piece. The kernel calls
+/// wait_stores_complete at its end.
 template <class Pieces>
 class SlotStores {
  public:
@@ -28,7 +29,8 @@ class SlotStores {
       store(Pieces::warpgroup_of(number), Pieces::piece_of(number), slot_);
       device::commit_stores();
       device::wait_stores_read<0>();
-      device::arrive(device::shared_address(&barriers_.slot_granted[Pieces::next_warpgroup_of(number)][slot_idx_]));
+      device::arrive(device::shared_address(
+          &barriers_.slot_granted[Pieces::next_warpgroup_of(number)][slot_idx_]));
     }
   }
 

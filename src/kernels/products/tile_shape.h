@@ -1,8 +1,9 @@
 // The block that one CTA computes, and where everything lies in its shared memory.
 //
-// Weights take the 256 side and rows (tokens) the 192 side, so that ragged experts cost at most 15 rows: accumulators are
-// [channel, row]. Two math warpgroups own 128 channels each. A cluster of two CTAs shares one operand by multicast.
-// Three stages of 56 KB leave 48 KB for two output slots, in which a finished piece waits for the copy engine.
+// Weights take the 256 side and rows (tokens) the 192 side, so that ragged experts cost at most 15
+// rows: accumulators are [channel, row]. Two math warpgroups own 128 channels each. A cluster of
+// two CTAs shares one operand by multicast. Three stages of 56 KB leave 48 KB for two output slots,
+// in which a finished piece waits for the copy engine.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +39,8 @@ inline constexpr std::uint32_t kSlotBytes = kBlockChannels * kTileRows * 2;
 
 inline constexpr int kMaxGroups = 512;
 
-/// Warps of the producer warpgroup; the fourth only gives its registers back where there are no such gradients.
+/// Warps of the producer warpgroup; the fourth only gives its registers back where there are no
+/// such gradients.
 enum class ProducerWarp { loads = 0, stores_slot_0 = 1, stores_slot_1 = 2, stores_gradients = 3 };
 inline constexpr int kProducerRegisters = 40;
 inline constexpr int kMathRegisters = 232;
@@ -49,10 +51,11 @@ enum class Shared { rows, channels };
 /// Barriers, each named by what is true once its phase completes.
 struct Barriers {
   std::uint64_t stage_filled[kNumStages];  ///< both operands of the stage arrived
-  std::uint64_t stage_free[kNumStages];    ///< all math warps of the cluster are done with the stage
-  std::uint64_t slot_filled[kNumSlots];    ///< a math warpgroup wrote a piece
-  /// The copy engine has read the slot's last piece, and the next one is this warpgroup's to write. One barrier for each writer: a
-  /// parity wait is only right for a thread that has waited for every phase of its barrier.
+  std::uint64_t stage_free[kNumStages];  ///< all math warps of the cluster are done with the stage
+  std::uint64_t slot_filled[kNumSlots];  ///< a math warpgroup wrote a piece
+  /// The copy engine has read the slot's last piece, and the next one is this warpgroup's to write.
+  /// One barrier for each writer: a parity wait is only right for a thread that has waited for
+  /// every phase of its barrier.
   std::uint64_t slot_granted[kNumMathWarpgroups][kNumSlots];
 };
 
@@ -66,6 +69,7 @@ inline constexpr std::uint32_t kSharedBytes = sizeof(SharedStorage);
 static_assert(kSharedBytes <= 232448, "shared memory of one SM");
 
 inline constexpr std::uint32_t kWarpsPerWarpgroup = 4;
-inline constexpr std::uint32_t kStageFreeArrivals = kClusterSize * kNumMathWarpgroups * kWarpsPerWarpgroup;
+inline constexpr std::uint32_t kStageFreeArrivals =
+    kClusterSize * kNumMathWarpgroups * kWarpsPerWarpgroup;
 
 }  // namespace megamoe::products

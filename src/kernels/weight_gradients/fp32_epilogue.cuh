@@ -1,4 +1,5 @@
-// fp32 gradients: a piece is 64 channels of half the tile's lines, as two sub-tiles of 32 channels (128 bytes a line).
+// fp32 gradients: a piece is 64 channels of half the tile's lines, as two sub-tiles of 32 channels
+// (128 bytes a line).
 #pragma once
 
 #include "kernels/products/epilogue.cuh"
@@ -6,8 +7,9 @@
 
 namespace megamoe::products {
 
-/// This thread's first byte within a piece, per parity of the line it writes: element (channel 8h + lane/4 of the warp's 16,
-/// line 2(lane%4) + i) of each 8-line block. The 32 lanes of one store hit 32 banks: four lines x eight channels.
+/// This thread's first byte within a piece, per parity of the line it writes: element (channel 8h +
+/// lane/4 of the warp's 16, line 2(lane%4) + i) of each 8-line block. The 32 lanes of one store hit
+/// 32 banks: four lines x eight channels.
 struct Fp32Lane {
   std::uint32_t line;     ///< 2 (lane % 4)
   std::uint32_t channel;  ///< within the 32 of its sub-tile, for h = 0
@@ -33,15 +35,18 @@ __device__ inline void store_word(std::uint32_t address, float value) {
 template <class Writer>
 __device__ inline void write_fp32_blocks(const Accumulators& acc, int num_units, Writer& writer) {
   const Fp32Lane lane;
-  const std::uint32_t offsets[4] = {lane.offset(0, 0), lane.offset(0, 1), lane.offset(1, 0), lane.offset(1, 1)};
+  const std::uint32_t offsets[4] = {lane.offset(0, 0), lane.offset(0, 1), lane.offset(1, 0),
+                                    lane.offset(1, 1)};
   const std::uint32_t sub_tile_bytes = num_units / 2 * schedule::kRowsPerUnit * 128;
 #pragma unroll
   for (int block = 0; block < kBlocksPerWarpgroup; ++block) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const std::uint32_t piece = writer.begin_slot(2 * block + half) + lane.sub_tile * sub_tile_bytes;
-      // Lines of this half, in eights; the accumulators of a half start at a multiple that depends on the tile's width, so the
-      // index stays a compile-time constant by predicating over all of them.
+      const std::uint32_t piece =
+          writer.begin_slot(2 * block + half) + lane.sub_tile * sub_tile_bytes;
+      // Lines of this half, in eights; the accumulators of a half start at a multiple that depends
+      // on the tile's width, so the index stays a compile-time constant by predicating over all of
+      // them.
 #pragma unroll
       for (int eight = 0; eight < kTileRows / 8; ++eight) {
         const int first = half * num_units;

@@ -1,5 +1,6 @@
-// The order of the weight gradients' tiles: expert by expert, its jobs one after the other, lines fastest. An expert's rows, a few
-// tens of MB, stay in the L2 while all of its tiles read them. The number of tiles does not depend on the rows.
+// The order of the weight gradients' tiles: expert by expert, its jobs one after the other, lines
+// fastest. An expert's rows, a few tens of MB, stay in the L2 while all of its tiles read them. The
+// number of tiles does not depend on the rows.
 #pragma once
 
 #include <cstdint>
@@ -38,14 +39,15 @@ class GradientWalk {
       if (num_rows == 0 && params_.update == GradientUpdate::add) continue;
 
       tile.job = 0;
-      while (local >= num_tiles(params_.jobs[tile.job])) local -= num_tiles(params_.jobs[tile.job++]);
+      while (local >= num_tiles(params_.jobs[tile.job]))
+        local -= num_tiles(params_.jobs[tile.job++]);
       const GradientJob& job = params_.jobs[tile.job];
       const int line_tiles = num_line_tiles(job);
       const int walk_lines = kShared == Shared::rows ? line_tiles : line_tiles / kClusterSize;
       const int line = local % walk_lines;
       const int channel = local / walk_lines;
-      const schedule::UnitRange blocks =
-          schedule::unit_tile(job.num_line_blocks, line_tiles, kShared == Shared::rows ? line : line * 2 + cta_rank_);
+      const schedule::UnitRange blocks = schedule::unit_tile(
+          job.num_line_blocks, line_tiles, kShared == Shared::rows ? line : line * 2 + cta_rank_);
       tile.channel_tile = kShared == Shared::rows ? channel * 2 + cta_rank_ : channel;
       tile.first_block = blocks.first;
       tile.num_blocks = blocks.count;
@@ -59,12 +61,14 @@ class GradientWalk {
 
  private:
   static __device__ int num_line_tiles(const GradientJob& job) {
-    return schedule::num_unit_tiles(job.num_line_blocks, kMaxBlocksPerTile, kShared == Shared::channels ? kClusterSize : 1);
+    return schedule::num_unit_tiles(job.num_line_blocks, kMaxBlocksPerTile,
+                                    kShared == Shared::channels ? kClusterSize : 1);
   }
   /// In cluster tiles.
   static __device__ int num_tiles(const GradientJob& job) {
-    return kShared == Shared::rows ? num_line_tiles(job) * schedule::ceil_div(job.num_channel_tiles, kClusterSize)
-                                   : num_line_tiles(job) / kClusterSize * job.num_channel_tiles;
+    return kShared == Shared::rows
+               ? num_line_tiles(job) * schedule::ceil_div(job.num_channel_tiles, kClusterSize)
+               : num_line_tiles(job) / kClusterSize * job.num_channel_tiles;
   }
 
   const WeightGradientParams& params_;

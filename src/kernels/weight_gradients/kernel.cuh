@@ -1,6 +1,8 @@
-// The kernel of the weight gradients. Same block, stages and slots as the row products; K is an expert's rows.
+// The kernel of the weight gradients. Same block, stages and slots as the row products; K is an
+// expert's rows.
 //
-// Read next: weight_gradient.h (what), gradient_walk.cuh (which tile), load_role.cuh, ../products/math_role.cuh, store_role.cuh.
+// Read next: weight_gradient.h (what), gradient_walk.cuh (which tile), load_role.cuh,
+// ../products/math_role.cuh, store_role.cuh.
 #pragma once
 
 #include "kernels/products/epilogue.cuh"
@@ -12,8 +14,8 @@
 namespace megamoe::products {
 
 template <Shared kShared, GradientType kType>
-__device__ inline void gradient_math_role(const WeightGradientParams& params, SharedStorage& shared, int cta_rank,
-                                          int warpgroup) {
+__device__ inline void gradient_math_role(const WeightGradientParams& params, SharedStorage& shared,
+                                          int cta_rank, int warpgroup) {
   constexpr std::uint32_t kWholeBlocks = 1U << 4 | 1U << 8 | 1U << 12;
   const std::uint32_t stages = device::shared_address(shared.stages);
   const StageBarriers barriers(shared.barriers);
@@ -33,8 +35,8 @@ __device__ inline void gradient_math_role(const WeightGradientParams& params, Sh
 #pragma unroll
       for (int i = 0; i < kAccumulators; ++i) acc[0][i] = acc[1][i] = 0.0F;
     } else {
-      multiply_units<gradient_layout<kShared>(), kWholeBlocks, KEnd::ragged>(num_units, acc, stages, warpgroup, barriers, ring,
-                                                               tile.num_k_blocks, tile.last_k_steps);
+      multiply_units<gradient_layout<kShared>(), kWholeBlocks, KEnd::ragged>(
+          num_units, acc, stages, warpgroup, barriers, ring, tile.num_k_blocks, tile.last_k_steps);
     }
     if constexpr (kType == GradientType::bf16) {
       write_blocks(acc, num_units, writer);
@@ -62,13 +64,15 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
       if (device::elect_one()) gradient_load_role<kShared>(params, shared, cta_rank);
     } else if (warp != static_cast<int>(ProducerWarp::stores_gradients)) {
       if (device::elect_one()) {
-        gradient_store_role<kShared, kType>(params, shared, cta_rank, warp - static_cast<int>(ProducerWarp::stores_slot_0));
+        gradient_store_role<kShared, kType>(params, shared, cta_rank,
+                                            warp - static_cast<int>(ProducerWarp::stores_slot_0));
       }
     }
     __syncwarp();
   } else {
     device::claim_registers_up_to<kMathRegisters>();
-    gradient_math_role<kShared, kType>(params, shared, cta_rank, warp / static_cast<int>(kWarpsPerWarpgroup) - 1);
+    gradient_math_role<kShared, kType>(params, shared, cta_rank,
+                                       warp / static_cast<int>(kWarpsPerWarpgroup) - 1);
   }
   // Neither CTA may leave while the other still signals its barriers or multicasts into its stages.
   device::cluster_sync();

@@ -1,19 +1,20 @@
-// Checks the arguments of the weight gradients, describes their tiles to the copy engine and launches.
-#include "kernels/weight_gradients/weight_gradient.h"
-
+// Checks the arguments of the weight gradients, describes their tiles to the copy engine and
+// launches.
 #include <string>
 
 #include "device/tensor_map.h"
 #include "kernels/products/entries.h"
 #include "kernels/products/host_checks.h"
 #include "kernels/products/products.h"
+#include "kernels/weight_gradients/weight_gradient.h"
 #include "megamoe/error.h"
 
 namespace megamoe::products {
 namespace {
 
 // Rows [N, C] as blocks of 64 columns: one copy brings `num_blocks` blocks of `num_rows` rows.
-CUtensorMap operand_map(const ConstTensorView& rows, int num_rows, int num_blocks, const char* name) {
+CUtensorMap operand_map(const ConstTensorView& rows, int num_rows, int num_blocks,
+                        const char* name) {
   device::TileDescription tile{rows.data, rows.dtype, 3};
   tile.sizes = {kGradientBlock, rows.sizes[0], rows.sizes[1] / kGradientBlock};
   tile.stride_bytes = {2, rows.strides[0] * 2, kGradientBlock * 2};
@@ -31,21 +32,26 @@ CUtensorMap gradient_map(const TensorView& gradient, int num_blocks) {
   } else {
     constexpr int kLineElements = 32;
     tile.num_dims = 4;
-    tile.sizes = {kLineElements, gradient.sizes[1], gradient.sizes[2] / kLineElements, gradient.sizes[0]};
+    tile.sizes = {kLineElements, gradient.sizes[1], gradient.sizes[2] / kLineElements,
+                  gradient.sizes[0]};
     tile.stride_bytes = {4, gradient.strides[1] * 4, kLineElements * 4, gradient.strides[0] * 4};
     tile.box = {kLineElements, num_blocks * kGradientBlock / 2, kBlockChannels / kLineElements, 1};
   }
   return device::encode_tensor_map(tile, "gradient");
 }
 
-void check_gradient(const WeightGradient& job, const GroupedRows& rows, DType dtype, GradientMode mode) {
+void check_gradient(const WeightGradient& job, const GroupedRows& rows, DType dtype,
+                    GradientMode mode) {
   const TensorView& gradient = job.gradient_eRC;
   if (gradient.dtype != DType::bf16 && gradient.dtype != DType::fp32) {
-    throw Error(ErrorCode::invalid_argument, "gradient: must be bf16 or fp32, is " + describe(gradient));
+    throw Error(ErrorCode::invalid_argument,
+                "gradient: must be bf16 or fp32, is " + describe(gradient));
   }
-  if (gradient.dtype != dtype) throw Error(ErrorCode::invalid_argument, "gradients of one call must have one dtype");
+  if (gradient.dtype != dtype)
+    throw Error(ErrorCode::invalid_argument, "gradients of one call must have one dtype");
   if (mode == GradientMode::accumulate && dtype != DType::fp32) {
-    throw Error(ErrorCode::invalid_argument, "gradient: accumulating needs fp32, is " + describe(gradient));
+    throw Error(ErrorCode::invalid_argument,
+                "gradient: accumulating needs fp32, is " + describe(gradient));
   }
   check_rows(job.lines_NR, job.lines_NR.sizes[0], gradient.sizes[1], "lines");
   check_rows(job.channels_NC, job.lines_NR.sizes[0], gradient.sizes[2], "channels");
@@ -57,10 +63,11 @@ void check_gradient(const WeightGradient& job, const GroupedRows& rows, DType dt
 GradientJob describe_job(const WeightGradient& job, Sharing sharing) {
   GradientJob described{};
   const bool rows_shared = sharing == Sharing::rows;
-  described.channels = operand_map(job.channels_NC, rows_shared ? kBlockK : kBlockK / 2, kTileChannels / kGradientBlock,
-                                   "channels");
+  described.channels = operand_map(job.channels_NC, rows_shared ? kBlockK : kBlockK / 2,
+                                   kTileChannels / kGradientBlock, "channels");
   for (int blocks = 1; blocks <= kMaxBlocksPerTile; ++blocks) {
-    described.lines[blocks - 1] = operand_map(job.lines_NR, rows_shared ? kBlockK / 2 : kBlockK, blocks, "lines");
+    described.lines[blocks - 1] =
+        operand_map(job.lines_NR, rows_shared ? kBlockK / 2 : kBlockK, blocks, "lines");
     described.gradient[blocks - 1] = gradient_map(job.gradient_eRC, blocks);
   }
   described.num_channel_tiles = ceil_div(job.gradient_eRC.sizes[2], kTileChannels);
@@ -72,17 +79,19 @@ GradientJob describe_job(const WeightGradient& job, Sharing sharing) {
 Sharing choose(Sharing wanted, std::span<const WeightGradient> gradients) {
   if (wanted != Sharing::automatic) return wanted;
   for (const WeightGradient& job : gradients) {
-    if (ceil_div(job.gradient_eRC.sizes[2], kTileChannels) % kClusterSize != 0) return Sharing::channels;
+    if (ceil_div(job.gradient_eRC.sizes[2], kTileChannels) % kClusterSize != 0)
+      return Sharing::channels;
   }
   return Sharing::rows;
 }
 
 }  // namespace
 
-void multiply_weight_gradients(const GroupedRows& rows, std::span<const WeightGradient> gradients, GradientMode mode,
-                               const LaunchOptions& options) {
+void multiply_weight_gradients(const GroupedRows& rows, std::span<const WeightGradient> gradients,
+                               GradientMode mode, const LaunchOptions& options) {
   if (gradients.empty() || gradients.size() > kMaxGradientJobs) {
-    throw Error(ErrorCode::invalid_argument, "gradients: one to three a call, got " + std::to_string(gradients.size()));
+    throw Error(ErrorCode::invalid_argument,
+                "gradients: one to three a call, got " + std::to_string(gradients.size()));
   }
   check_groups(rows, "weight gradients");
   const DType dtype = gradients.front().gradient_eRC.dtype;
@@ -97,9 +106,11 @@ void multiply_weight_gradients(const GroupedRows& rows, std::span<const WeightGr
   }
   const void* kernel = nullptr;
   if (dtype == DType::bf16) {
-    kernel = sharing == Sharing::rows ? weight_gradient_bf16_sharing_rows() : weight_gradient_bf16_sharing_channels();
+    kernel = sharing == Sharing::rows ? weight_gradient_bf16_sharing_rows()
+                                      : weight_gradient_bf16_sharing_channels();
   } else {
-    kernel = sharing == Sharing::rows ? weight_gradient_fp32_sharing_rows() : weight_gradient_fp32_sharing_channels();
+    kernel = sharing == Sharing::rows ? weight_gradient_fp32_sharing_rows()
+                                      : weight_gradient_fp32_sharing_channels();
   }
   launch_clusters(kernel, {&params}, options);
 }
