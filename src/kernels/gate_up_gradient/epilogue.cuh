@@ -108,9 +108,8 @@ struct StepInputs {
 /// The rows of one gradient stage. `p` holds their accumulators in front. Loads beyond the last row
 /// read stale shared memory and are not used.
 template <class Activation>
-__device__ inline void write_gradient_part(const float (&p)[kAccumulators], int num_units,
-                                           int num_rows, const StepAddresses& at,
-                                           const Activation& activation) {
+__device__ inline void write_gradient_part(const float* p, int num_units, int num_rows,
+                                           const StepAddresses& at, const Activation& activation) {
   const int num_steps = num_units * (schedule::kRowsPerUnit / kRowsPerStep);
   StepInputs inputs[2];
   inputs[0].load(at, 0);

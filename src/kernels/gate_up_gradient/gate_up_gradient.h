@@ -41,6 +41,11 @@ inline constexpr std::uint32_t kHalfBytes = kHalfRows * kBlockChannels * 2;
 /// Stages that carry g and u of one tile: blocks of 64 channels, and of each its rows in halves.
 inline constexpr int kGradientStages = kBlocksPerWarpgroup * kHalves;
 
+/// w a: one piece for each stage and warpgroup, through two slots for each warpgroup. With one the
+/// next stage waited a microsecond for the copy engine.
+using WeightedPieces = PieceNumbering<PieceOrder::warpgroups_alternate, kGradientStages, 4>;
+static_assert(WeightedPieces::kSlotBytes == kHalfBytes);
+
 /// Where a warpgroup's u lies behind its g, the second warpgroup's part behind the first's, and the
 /// rows' weights at the end.
 inline constexpr std::uint32_t kUpBytes = kHalfBytes;

@@ -23,18 +23,6 @@ __device__ inline void sync_warpgroup(int warpgroup) {
   }
 }
 
-/// Moves the accumulators of the next gradient stage to the front.
-__device__ inline void advance_accumulators(Accumulators& acc, int half) {
-  constexpr int kHalfAccumulators = kAccumulators / kHalves;
-  if (half == 0) {
-#pragma unroll
-    for (int i = 0; i < kHalfAccumulators; ++i) acc[0][i] = acc[0][i + kHalfAccumulators];
-  } else {
-#pragma unroll
-    for (int i = 0; i < kAccumulators; ++i) acc[0][i] = acc[1][i];
-  }
-}
-
 template <Shared kShared, class Activation>
 __device__ inline void gate_up_gradient_math_role(const GateUpGradientParams& params,
                                                   const Activation& activation,
@@ -50,13 +38,12 @@ __device__ inline void gate_up_gradient_math_role(const GateUpGradientParams& pa
   const std::uint32_t sums =
       device::shared_address(&storage.dw_warp_sums[warpgroup][warp][lane_row]);
   GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank);
-  PieceWriter<PieceOrder::warpgroups_alternate, kGradientStages> writer(shared, warpgroup);
+  PieceWriter<WeightedPieces> writer(shared, warpgroup);
   StageRing ring;
   GroupedTile tile;
   while (walk.next(tile)) {
     Accumulators acc;
-#pragma unroll
-    for (int i = 0; i < kAccumulators; ++i) acc[0][i] = acc[1][i] = 0.0F;
+    device::forget_accumulators(acc);
     if (kShared == Shared::channels && tile.num_units == 0) {
       skip_tile(barriers, ring, params.num_k_blocks + kGradientStages);
       continue;
@@ -64,28 +51,32 @@ __device__ inline void gate_up_gradient_math_role(const GateUpGradientParams& pa
     // dx reads its weights in the same layout.
     multiply_units<operand_layout<RowProduct::dx, kShared>(), kAllUnits>(
         tile.num_units, acc, stages, warpgroup, barriers, ring, params.num_k_blocks);
-    // Rolled, with the next accumulators moved to the front: unrolled, this was 200 KB of code that
-    // ran once a tile, and the instruction cache made it several times as slow (docs/perf_log.md).
-#pragma unroll 1
-    for (int gradient_stage = 0; gradient_stage < kGradientStages; ++gradient_stage) {
-      const GradientPart part =
-          gradient_part(tile.channel_tile, tile.num_units, warpgroup, gradient_stage);
-      const std::uint32_t stage = stages + ring.slot * kStageBytes;
-      device::wait(barriers.filled + ring.slot * 8U, ring.parity);
-      const std::uint32_t weighted = writer.begin(gradient_stage);
-      write_gradient_part(
-          acc[0], part.num_units, tile.num_rows - part.first_row,
-          {stage + warpgroup * kWarpgroupPartBytes + writer.lane_offset(), weighted,
-           stage + kRowWeightBytes + device::lane_idx() % 4 * 8, sums + part.first_row * 4},
-          activation);
-      writer.end(gradient_stage);
-      if (device::lane_idx() == 0) device::arrive(written + gradient_stage * 8U);
-      // One barrier a part: the halves' sums lie apart, and the other half's barrier lies between
-      // two uses of the same place.
-      sync_warpgroup(warpgroup);
-      write_dw_segment(params, tile, part, storage.dw_warp_sums[warpgroup]);
-      advance_accumulators(acc, gradient_stage % kHalves);
-      ring.advance();
+    // Unrolled, 90 KB of code that both warpgroups run side by side. With code of its own for each
+    // warpgroup it was 200 KB, and the instruction cache made it several times as slow; rolled,
+    // moving accumulators to the front, it spilled (docs/perf_log.md).
+#pragma unroll
+    for (int block = 0; block < kBlocksPerWarpgroup; ++block) {
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        const int gradient_stage = block * kHalves + half;
+        const GradientPart part =
+            gradient_part(tile.channel_tile, tile.num_units, warpgroup, gradient_stage);
+        const std::uint32_t stage = stages + ring.slot * kStageBytes;
+        device::wait(barriers.filled + ring.slot * 8U, ring.parity);
+        const std::uint32_t weighted = writer.begin(gradient_stage);
+        write_gradient_part(
+            &acc[block][half * kHalfRows / 2], part.num_units, tile.num_rows - part.first_row,
+            {stage + warpgroup * kWarpgroupPartBytes + writer.lane_offset(), weighted,
+             stage + kRowWeightBytes + device::lane_idx() % 4 * 8, sums + part.first_row * 4},
+            activation);
+        writer.end(gradient_stage);
+        if (device::lane_idx() == 0) device::arrive(written + gradient_stage * 8U);
+        // One barrier a part: the halves' sums lie apart, and the other half's barrier lies between
+        // two uses of the same place.
+        sync_warpgroup(warpgroup);
+        write_dw_segment(params, tile, part, storage.dw_warp_sums[warpgroup]);
+        ring.advance();
+      }
     }
   }
 }

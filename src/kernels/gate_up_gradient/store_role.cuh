@@ -60,9 +60,6 @@ __device__ inline void store_gradients_role(const GateUpGradientParams& params,
   device::wait_stores_complete<0>();
 }
 
-/// w a: each slot carries the pieces of one warpgroup, one for each gradient stage.
-using WeightedPieces = PieceNumbering<PieceOrder::warpgroups_alternate, kGradientStages>;
-
 template <Shared kShared>
 __device__ inline void store_weighted_role(const GateUpGradientParams& params,
                                            SharedStorage& shared, int cta_rank, int slot_idx) {
