@@ -1,52 +1,13 @@
 // The `megamoe` command as its users meet it: exit codes, messages, help and JSON.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
+
+#include "command_fixture.h"
 
 namespace megamoe {
 namespace {
-
-struct Outcome {
-  int exit_code;
-  std::string out;
-  std::string err;
-};
-
-std::string read_file(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-class Command : public testing::Test {
- protected:
-  Command()
-      : directory_(std::filesystem::temp_directory_path() /
-                   ("megamoe_cli_test_" + std::to_string(getpid()))) {
-    std::filesystem::create_directories(directory_);
-  }
-  ~Command() override { std::filesystem::remove_all(directory_); }
-
-  /// Runs the command with these arguments, which a shell splits.
-  [[nodiscard]] Outcome run(const std::string& arguments) const {
-    const auto out = directory_ / "out";
-    const auto err = directory_ / "err";
-    const std::string line = MEGAMOE_COMMAND " " + arguments + " >" + out.string() + " 2>" +
-                             err.string() + " </dev/null";
-    const int status = std::system(line.c_str());  // NOLINT(cert-env33-c): this is a test
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(out), read_file(err)};
-  }
-
-  std::filesystem::path directory_;
-};
 
 TEST_F(Command, NeedsASubcommand) {
   const Outcome outcome = run("");
@@ -64,7 +25,7 @@ TEST_F(Command, RefusesWhatItDoesNotKnow) {
 TEST_F(Command, HelpListsSubcommandsAndTheirOptions) {
   const Outcome outcome = run("--help");
   EXPECT_EQ(outcome.exit_code, 0);
-  for (const char* name : {"info", "bench"}) {
+  for (const char* name : {"info", "bench", "verify"}) {
     EXPECT_NE(outcome.out.find(name), std::string::npos) << name;
     const Outcome help = run(std::string(name) + " --help");
     EXPECT_EQ(help.exit_code, 0);

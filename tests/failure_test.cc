@@ -76,12 +76,12 @@ TEST(Failure, ARankThatVanishesIsNamed) {
 }
 
 TEST(Failure, AMissedDeadlineNamesTheMissingRankAndStays) {
-  const Problem problem = problem_of(3);
+  const Problem problem = problem_of(4);
   RunOptions options;
   options.deadline_s = 0.5;
   std::atomic<bool> others_are_done{false};
   std::atomic<int> num_failed{0};
-  const auto errors = errors_of_ranks(3, [&](Communicator& group) {
+  const auto errors = errors_of_ranks(4, [&](Communicator& group) {
     RankSession session(problem, options, group);
     if (group.rank() == 1) {
       while (!others_are_done) std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -92,7 +92,7 @@ TEST(Failure, AMissedDeadlineNamesTheMissingRankAndStays) {
     const std::optional<Error> error = error_of([&] { session.forward(); });
     EXPECT_LT(seconds_since(start), 20.0);
     expect_texts(error, ErrorCode::deadline_exceeded, {"MoeLayer::forward", "missing: rank 1"});
-    if (++num_failed == 2) others_are_done = true;
+    if (++num_failed == 3) others_are_done = true;
     session.forward();
   });
   for (const std::optional<Error>& error : errors) {
@@ -125,7 +125,9 @@ TEST(DifferentCalls, ForwardAndBackward) {
       run_sessions(problem, {}, [&](RankSession& session, Communicator& group) {
         const CallContext context = session.forward();
         expect_error(ErrorCode::config_mismatch,
-                     {"different calls", "rank 0 forward", "rank 1 backward"}, [&] {
+                     {"different calls", "rank 0 is at the entry into MoeLayer::forward",
+                      "rank 1 at the entry into MoeLayer::backward"},
+                     [&] {
                        if (group.rank() == 0) {
                          session.forward();
                        } else {

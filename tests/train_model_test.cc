@@ -19,11 +19,11 @@ class Probe {
  public:
   Probe(const TrainOptions& options, Communicator& communicator)
       : model_(options, communicator), batch_(options.batch) {
-    const std::int64_t share = options.batch / communicator.size();
-    contexts_.resize(share * options.model.context);
-    targets_.resize(share);
+    const Share share = items_of_rank(options.batch, communicator.rank(), communicator.size());
+    contexts_.resize(share.count * options.model.context);
+    targets_.resize(share.count);
     const TextData text = TextData::load(options.text_path, options.model.context);
-    text.training_samples(1, share * communicator.rank(), contexts_, targets_);
+    text.training_samples(1, share.first, contexts_, targets_);
   }
 
   Model& model() { return model_; }
@@ -31,17 +31,14 @@ class Probe {
   /// Mean over the batch of all ranks.
   double loss() {
     model_.parameters_changed();
-    model_.forward(contexts_);
-    double sum = model_.loss_sum(targets_);
-    model_.sum_loads_over_ranks(std::span(&sum, 1));
-    return sum / static_cast<double>(batch_);
+    model_.forward(batch_, contexts_);
+    return model_.loss(targets_);
   }
 
   void compute_gradients() {
     model_.parameters_changed();
-    model_.forward(contexts_);
-    double sum = model_.loss_sum_for_backward(targets_, 1.0F / static_cast<float>(batch_));
-    model_.sum_loads_over_ranks(std::span(&sum, 1));
+    model_.forward(batch_, contexts_);
+    model_.loss_for_backward(targets_);
     model_.backward();
   }
 

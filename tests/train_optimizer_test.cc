@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "megamoe/communicator.h"
-#include "train/collectives.h"
 #include "train/optimizer.h"
 #include "train/sampler.h"
+#include "train/sharding.h"
 
 namespace megamoe::trainer {
 namespace {
@@ -70,11 +70,12 @@ TEST(TrainOptimizer, NormCountsSharedOnceAndExpertsOfEveryRank) {
     ParameterGroup shared;
     ParameterGroup experts;
     const ParameterSlice a = shared.add("a", 1, WeightDecay::applies);
-    const ParameterSlice b = experts.add("b", 2, WeightDecay::applies);
+    const ParameterSlice b = experts.add("b", 4, WeightDecay::applies);  // of two experts
     *shared.gradients(a) = 3.0F;
     experts.gradients(b)[1] = static_cast<float>(communicator.rank());  // 0, 1, 2
-    std::vector<double> scratch;
-    EXPECT_DOUBLE_EQ(gradient_norm(shared, experts, communicator, scratch), std::sqrt(9.0 + 5.0));
+    experts.gradients(b)[2] = 1.0F;
+    GradientNorm norm(6, communicator);
+    EXPECT_DOUBLE_EQ(norm(shared, experts), std::sqrt(9.0 + 5.0 + 3.0));
   });
 }
 
@@ -84,19 +85,28 @@ TEST(TrainOptimizer, ClipsOnlyWhatIsTooLong) {
   EXPECT_DOUBLE_EQ(clip_factor(0.0, 1.0), 1.0);
 }
 
-TEST(TrainCollectives, SharesCoverEverythingOnce) {
-  for (const std::int64_t count : {0, 1, 5, 8, 256}) {
-    for (const int num_ranks : {1, 2, 3, 8}) {
+TEST(TrainSharding, ShardsCoverEveryItemOnceAndDoNotDependOnTheRanks) {
+  for (const std::int64_t count : {0, 1, 5, 8, 256, 1001}) {
+    for (const int num_ranks : {1, 2, 3, 5, 8, 16}) {
       std::int64_t next = 0;
+      std::int64_t shard = 0;
       for (int rank = 0; rank < num_ranks; ++rank) {
-        const Share share = share_of(count, rank, num_ranks);
-        EXPECT_EQ(share.first, next);
-        EXPECT_LE(share.count, largest_share(count, num_ranks));
-        next += share.count;
+        const Share items = items_of_rank(count, rank, num_ranks);
+        EXPECT_EQ(items.first, next);
+        EXPECT_LE(items.count, max_items_of_rank(count, num_ranks));
+        for (std::int64_t i = 0; i < shards_of_rank(rank, num_ranks).count; ++i, ++shard) {
+          const Share local = local_shard(count, rank, num_ranks, i);
+          EXPECT_EQ(items.first + local.first, next);
+          EXPECT_EQ(items.first + local.first, share_of(count, shard, kNumShards).first);
+          next += local.count;
+        }
+        EXPECT_EQ(items.first + items.count, next);
       }
+      EXPECT_EQ(shard, kNumShards);
       EXPECT_EQ(next, count);
     }
   }
+  EXPECT_EQ(items_of_rank(1, 0, 4).count, 1);  // where generation has its token
 }
 
 TEST(TrainSampler, ChoosesByTemperature) {

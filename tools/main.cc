@@ -23,6 +23,7 @@ int main(int argc, char** argv) {
   megamoe::tools::add_info_command(app);
   megamoe::tools::add_bench_command(app, join(argc, argv));
   megamoe::tools::add_train_command(app);
+  megamoe::tools::add_verify_command(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

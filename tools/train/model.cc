@@ -2,17 +2,18 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
-#include "train/collectives.h"
 #include "train/counter_rng.h"
 #include "train/dense_ops.h"
+#include "train/sharding.h"
 
 namespace megamoe::trainer {
 namespace {
 
 LayerConfig layer_config(const TrainOptions& options, int num_ranks) {
   LayerConfig config;
-  config.shape.max_tokens = largest_share(options.batch, num_ranks);
+  config.shape.max_tokens = max_items_of_rank(options.batch, num_ranks);
   config.shape.hidden_dim = options.model.hidden_dim;
   config.shape.intermediate_dim = options.model.intermediate_dim;
   config.shape.num_experts = options.model.num_experts;
@@ -47,7 +48,7 @@ Model::Model(const TrainOptions& options, Communicator& communicator)
     : communicator_(communicator),
       context_(options.model.context),
       hidden_dim_(options.model.hidden_dim),
-      max_tokens_(largest_share(options.batch, communicator.size())),
+      max_tokens_(max_items_of_rank(options.batch, communicator.size())),
       workspace_(layer_config(options, communicator.size()), communicator) {
   embedding_ = shared_.add("embedding", kVocabulary * hidden_dim_, WeightDecay::applies);
   position_ = shared_.add("position", context_ * hidden_dim_, WeightDecay::applies);
@@ -60,6 +61,8 @@ Model::Model(const TrainOptions& options, Communicator& communicator)
   }
   final_norm_ = shared_.add("final_norm", hidden_dim_, WeightDecay::none);
 
+  gradient_shards_ = std::make_unique<GradientShards>(communicator, shared_.count());
+  shards_.reserve(kNumShards);
   contexts_Tn_.resize(max_tokens_ * context_);
   for (std::vector<float>* buffer : {&x_TH_, &normed_TH_, &d_normed_TH_, &dx_TH_}) {
     buffer->resize(max_tokens_ * hidden_dim_);
@@ -99,13 +102,21 @@ void Model::initialize(std::uint64_t seed) {
   parameters_changed();
 }
 
-void Model::forward(std::span<const std::uint8_t> contexts_Tn) {
-  num_tokens_ = static_cast<std::int64_t>(contexts_Tn.size()) / context_;
+void Model::forward(std::int64_t batch, std::span<const std::uint8_t> contexts_Tn) {
+  const int rank = communicator_.rank();
+  const int num_ranks = communicator_.size();
+  batch_ = batch;
+  num_tokens_ = items_of_rank(batch, rank, num_ranks).count;
+  shards_.clear();
+  for (std::int64_t i = 0; i < shards_of_rank(rank, num_ranks).count; ++i) {
+    shards_.push_back(local_shard(batch, rank, num_ranks, i));
+  }
   std::ranges::copy(contexts_Tn, contexts_Tn_.begin());
+
   const float* embedding = shared_.values(embedding_);
   embed({num_tokens_, context_, hidden_dim_}, contexts_Tn.data(), embedding,
         shared_.values(position_), x_TH_.data());
-  for (MoeBlock& block : blocks_) block.forward(num_tokens_, x_TH_.data());
+  for (MoeBlock& block : blocks_) block.forward(shards_, x_TH_.data());
   rms_norm(num_tokens_, hidden_dim_, x_TH_.data(), shared_.values(final_norm_), normed_TH_.data(),
            inverse_rms_T_.data());
 
@@ -119,28 +130,41 @@ std::span<const float> Model::logits() const {
   return std::span(logits_TV_).first(num_tokens_ * kVocabulary);
 }
 
-double Model::loss_sum(std::span<const std::uint8_t> targets_T) const {
-  return cross_entropy(num_tokens_, targets_T.data(), logits_TV_.data());
+double Model::loss(std::span<const std::uint8_t> targets_T) {
+  return sum_over_batch([&](const Share& shard) {
+           return cross_entropy(shard.count, targets_T.data() + shard.first,
+                                logits_TV_.data() + shard.first * kVocabulary);
+         }) /
+         static_cast<double>(batch_);
 }
 
-double Model::loss_sum_for_backward(std::span<const std::uint8_t> targets_T, float scale) {
-  return cross_entropy_gradient(num_tokens_, targets_T.data(), scale, logits_TV_.data());
+double Model::loss_for_backward(std::span<const std::uint8_t> targets_T) {
+  const float scale = 1.0F / static_cast<float>(batch_);
+  return sum_over_batch([&](const Share& shard) {
+           return cross_entropy_gradient(shard.count, targets_T.data() + shard.first, scale,
+                                         logits_TV_.data() + shard.first * kVocabulary);
+         }) /
+         static_cast<double>(batch_);
 }
 
-std::span<const RouterLoad> Model::sum_loads_over_ranks(std::span<double> further_sums) {
-  sums_.assign(further_sums.begin(), further_sums.end());
+/// One collective sums all that is counted over tokens: a place for each shard's loss, which one
+/// rank fills, and the blocks' loads.
+template <class TokensLoss>
+double Model::sum_over_batch(TokensLoss tokens_loss) {
+  sums_.assign(kNumShards, 0.0);
+  const Share mine = shards_of_rank(communicator_.rank(), communicator_.size());
+  for (std::size_t i = 0; i < shards_.size(); ++i) sums_[mine.first + i] = tokens_loss(shards_[i]);
   for (const MoeBlock& block : blocks_) {
     const std::span<const double> values = block.load().values();
     sums_.insert(sums_.end(), values.begin(), values.end());
   }
-  sum_over_ranks(communicator_, sums_, sums_scratch_, "the load of the experts");
-  std::copy_n(sums_.begin(), further_sums.size(), further_sums.begin());
-  auto next = sums_.begin() + static_cast<std::ptrdiff_t>(further_sums.size());
+  sum_over_ranks(communicator_, sums_, sums_scratch_, "the loss and the experts' load");
+  auto next = sums_.begin() + kNumShards;
   for (RouterLoad& load : global_loads_) {
     std::copy_n(next, load.values().size(), load.values().begin());
     next += static_cast<std::ptrdiff_t>(load.values().size());
   }
-  return global_loads_;
+  return std::accumulate(sums_.begin(), sums_.begin() + kNumShards, 0.0);
 }
 
 double Model::aux_loss() const {
@@ -156,32 +180,41 @@ double Model::load_max_over_mean() const {
 }
 
 void Model::backward() {
-  std::ranges::fill(shared_.gradients(), 0.0F);
-  const float* embedding = shared_.values(embedding_);
-  float* d_embedding = shared_.gradients(embedding_);
-
-  // The output head: logits_TV_ holds the gradient of the logits.
+  GradientShards& gradients = *gradient_shards_;
+  gradients.clear();
   std::fill_n(d_normed_TH_.begin(), num_tokens_ * hidden_dim_, 0.0F);
-  add_product(logits_TV_.data(), embedding, d_normed_TH_.data(), num_tokens_, hidden_dim_,
-              kVocabulary);
-  transpose(logits_TV_.data(), transposed_.data(), num_tokens_, kVocabulary);
-  add_product(transposed_.data(), normed_TH_.data(), d_embedding, kVocabulary, hidden_dim_,
-              num_tokens_);
-
   std::fill_n(dx_TH_.begin(), num_tokens_ * hidden_dim_, 0.0F);
-  add_rms_norm_gradients(num_tokens_, hidden_dim_, x_TH_.data(), shared_.values(final_norm_),
-                         inverse_rms_T_.data(), d_normed_TH_.data(), dx_TH_.data(),
-                         shared_.gradients(final_norm_));
+  head_backward();
   for (std::size_t i = blocks_.size(); i-- > 0;) {
-    blocks_[i].backward(num_tokens_, dx_TH_.data(), global_loads_[i]);
+    blocks_[i].backward(shards_, dx_TH_.data(), global_loads_[i], gradients);
   }
-  add_embed_gradients({num_tokens_, context_, hidden_dim_}, contexts_Tn_.data(), embedding,
-                      shared_.values(position_), dx_TH_.data(), d_embedding,
-                      shared_.gradients(position_));
+  for (std::size_t i = 0; i < shards_.size(); ++i) {
+    const Share& shard = shards_[i];
+    add_embed_gradients({shard.count, context_, hidden_dim_},
+                        contexts_Tn_.data() + shard.first * context_, shared_.values(embedding_),
+                        shared_.values(position_), dx_TH_.data() + shard.first * hidden_dim_,
+                        gradients.of(i, embedding_), gradients.of(i, position_));
+  }
+  gradients.sum(shared_.gradients());
+}
 
-  const std::span<float> gradients = shared_.gradients();
-  communicator_.all_reduce_sum(gradients.data(), gradients.size(), "the shared gradients",
-                               kDeadlineS);
+/// From the gradient of the logits, in logits_TV_, to that of the last block's output, in dx_TH_.
+void Model::head_backward() {
+  GradientShards& gradients = *gradient_shards_;
+  add_product(logits_TV_.data(), shared_.values(embedding_), d_normed_TH_.data(), num_tokens_,
+              hidden_dim_, kVocabulary);
+  for (std::size_t i = 0; i < shards_.size(); ++i) {
+    const Share& shard = shards_[i];
+    const std::int64_t first = shard.first * hidden_dim_;
+    transpose(logits_TV_.data() + shard.first * kVocabulary, transposed_.data(), shard.count,
+              kVocabulary);
+    add_product(transposed_.data(), normed_TH_.data() + first, gradients.of(i, embedding_),
+                kVocabulary, hidden_dim_, shard.count);
+    add_rms_norm_gradients(shard.count, hidden_dim_, x_TH_.data() + first,
+                           shared_.values(final_norm_), inverse_rms_T_.data() + shard.first,
+                           d_normed_TH_.data() + first, dx_TH_.data() + first,
+                           gradients.of(i, final_norm_));
+  }
 }
 
 void Model::update_selection_biases(double rate) {

@@ -15,9 +15,11 @@
 
 #include "megamoe/communicator.h"
 #include "megamoe/layer.h"
+#include "train/gradient_shards.h"
 #include "train/moe_block.h"
 #include "train/options.h"
 #include "train/parameters.h"
+#include "train/sharding.h"
 
 namespace megamoe::trainer {
 
@@ -27,26 +29,24 @@ class Model {
   /// other number of ranks would.
   Model(const TrainOptions& options, Communicator& communicator);
 
-  /// Runs `contexts` [T, n] of this rank, T up to the largest share of a batch and maybe 0, and
-  /// leaves the logits. Collective, and so is backward().
-  void forward(std::span<const std::uint8_t> contexts_Tn);
+  /// Runs `contexts` [T, n], this rank's share of a batch of `batch` samples (items_of_rank), and
+  /// leaves the logits. `batch` is at most that of the options. Collective, and so is backward().
+  void forward(std::int64_t batch, std::span<const std::uint8_t> contexts_Tn);
   /// [T, V] of the last forward.
   [[nodiscard]] std::span<const float> logits() const;
-  /// Sum of -log p(target) in nats over this rank's tokens.
-  [[nodiscard]] double loss_sum(std::span<const std::uint8_t> targets_T) const;
-  /// The same, and leaves `scale` times its gradient for backward() in place of the logits.
-  double loss_sum_for_backward(std::span<const std::uint8_t> targets_T, float scale);
+  /// Mean over the batch of -log p(target) in nats, on every rank; sums over the ranks how the
+  /// tokens were routed as well. Collective.
+  double loss(std::span<const std::uint8_t> targets_T);
+  /// The same, and leaves the gradient for backward() in place of the logits.
+  double loss_for_backward(std::span<const std::uint8_t> targets_T);
 
-  /// How the ranks' tokens of the last forward were routed, a load a block. `sums` may be given
-  /// further numbers to sum over the ranks in the same collective.
-  std::span<const RouterLoad> sum_loads_over_ranks(std::span<double> further_sums);
-  /// Sum of the blocks' auxiliary losses.
+  /// Sum of the blocks' auxiliary losses. This and the next: of the last loss.
   [[nodiscard]] double aux_loss() const;
   /// Of the block that is balanced worst.
   [[nodiscard]] double load_max_over_mean() const;
 
-  /// Overwrites the gradients of both groups; those of `shared` are summed over the ranks. Needs
-  /// loss_sum_for_backward() and sum_loads_over_ranks() first.
+  /// Overwrites the gradients of both groups; both are sums over the tokens of all ranks. Needs
+  /// loss_for_backward() first.
   void backward();
 
   void update_selection_biases(double rate);
@@ -62,6 +62,9 @@ class Model {
 
  private:
   void initialize(std::uint64_t seed);
+  template <class TokensLoss>
+  double sum_over_batch(TokensLoss tokens_loss);
+  void head_backward();
 
   Communicator& communicator_;
   std::int64_t context_;
@@ -77,14 +80,17 @@ class Model {
   Workspace workspace_;  // one for all blocks
   std::vector<MoeBlock> blocks_;
   std::vector<RouterLoad> global_loads_;
+  std::unique_ptr<GradientShards> gradient_shards_;
 
+  std::int64_t batch_ = 0;
+  std::vector<Share> shards_;  // of this rank, places among its tokens
   std::int64_t num_tokens_ = 0;
   std::vector<std::uint8_t> contexts_Tn_;
   std::vector<float> x_TH_;
   std::vector<float> normed_TH_;
   std::vector<float> inverse_rms_T_;
   std::vector<float> logits_TV_;
-  std::vector<float> transposed_;  // [H, V], then [V, T]
+  std::vector<float> transposed_;  // [H, V], then [V, T] of a shard
   std::vector<float> d_normed_TH_;
   std::vector<float> dx_TH_;
   std::vector<double> sums_;

@@ -8,8 +8,10 @@
 
 #include "megamoe/layer.h"
 #include "megamoe/router.h"
+#include "train/gradient_shards.h"
 #include "train/options.h"
 #include "train/parameters.h"
+#include "train/sharding.h"
 
 namespace megamoe::trainer {
 
@@ -22,16 +24,19 @@ class MoeBlock {
            Communicator& communicator, Workspace& workspace, ParameterGroup& shared,
            ParameterGroup& experts);
 
-  /// Adds the block's output to x. Collective, like everything that runs the layer.
-  void forward(std::int64_t num_tokens, float* x_TH);
+  /// Adds the block's output to x. The tokens are those of `shards`, which follow one another.
+  /// Collective, like everything that runs the layer.
+  void forward(std::span<const Share> shards, float* x_TH);
 
   /// How this rank's tokens of the last forward were routed; the trainer sums it over the ranks.
   [[nodiscard]] const RouterLoad& load() const { return load_; }
 
   /// Turns the gradient of the block's output into that of its input, and writes the gradients of
-  /// its parameters: of this rank's tokens for the shared ones (added), of all tokens for the
-  /// experts. The auxiliary loss, over all tokens of `global_load`, takes part.
-  void backward(std::int64_t num_tokens, float* dx_TH, const RouterLoad& global_load);
+  /// its parameters: those of the experts, over the tokens of all ranks, into their group; those of
+  /// the shared ones into `gradients`, where they are added. The auxiliary loss, over all tokens of
+  /// `global_load`, takes part. `shards` are those of the forward.
+  void backward(std::span<const Share> shards, float* dx_TH, const RouterLoad& global_load,
+                GradientShards& gradients);
 
   [[nodiscard]] double aux_loss(const RouterLoad& global_load) const {
     return router_.aux_loss(global_load);
@@ -52,6 +57,9 @@ class MoeBlock {
   [[nodiscard]] std::int64_t intermediate_dim() const { return intermediate_dim_; }
 
  private:
+  void route(const Share& shard, RouterContext& context);
+  void route_backward(std::int64_t shard_index, const Share& shard, const RouterLoad& global_load,
+                      GradientShards& gradients);
   [[nodiscard]] ExpertWeights expert_weights() const;
   [[nodiscard]] ExpertGradients expert_gradients();
   [[nodiscard]] ConstTensorView router_weight();
@@ -73,7 +81,7 @@ class MoeBlock {
   std::vector<bf16> normed_TH_;
   std::vector<std::int32_t> expert_ids_TK_;
   std::vector<float> weights_TK_;
-  RouterContext router_context_;
+  std::vector<RouterContext> router_contexts_;  // a shard
   CallContext layer_context_;
   RouterLoad load_;
 

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <numeric>
 
-#include "train/collectives.h"
+#include "train/sharding.h"
 
 namespace megamoe::trainer {
 namespace {
@@ -58,11 +59,26 @@ double learning_rate(const OptimizerOptions& options, std::int64_t step) {
   return options.learning_rate * (kLowestRate + (1.0 - kLowestRate) * cosine);
 }
 
-double gradient_norm(ParameterGroup& shared, ParameterGroup& experts, Communicator& communicator,
-                     std::vector<double>& scratch) {
-  double expert_squares = square_sum(experts.gradients());
-  sum_over_ranks(communicator, std::span(&expert_squares, 1), scratch, "the gradient's norm");
-  return std::sqrt(square_sum(shared.gradients()) + expert_squares);
+GradientNorm::GradientNorm(std::int64_t num_experts, Communicator& communicator)
+    : communicator_(communicator),
+      local_square_sums_(num_experts / communicator.size()),
+      square_sums_E_(num_experts) {}
+
+double GradientNorm::operator()(ParameterGroup& shared, ParameterGroup& experts) {
+  // An expert's sum is the same whichever rank has it, and the experts' sums are added in order.
+  for (std::size_t expert = 0; expert < local_square_sums_.size(); ++expert) {
+    local_square_sums_[expert] = 0;
+    for (const ParameterSlice& slice : experts.slices()) {  // [e, ...]
+      const std::size_t count = slice.count / local_square_sums_.size();
+      local_square_sums_[expert] +=
+          square_sum(experts.gradients().subspan(slice.offset + count * expert, count));
+    }
+  }
+  communicator_.all_gather(local_square_sums_.data(), square_sums_E_.data(),
+                           local_square_sums_.size() * sizeof(double), "the gradient's norm",
+                           kDeadlineS);
+  return std::sqrt(std::accumulate(square_sums_E_.begin(), square_sums_E_.end(),
+                                   square_sum(shared.gradients())));
 }
 
 double clip_factor(double norm, double clip_norm) {

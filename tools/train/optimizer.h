@@ -15,10 +15,18 @@ namespace megamoe::trainer {
 /// tenth at decay_steps, and stays there.
 double learning_rate(const OptimizerOptions& options, std::int64_t step);
 
-/// L2 norm of all gradients: the shared ones, which are equal on every rank, once, and the experts'
-/// of every rank. Collective; the same bits on every rank.
-double gradient_norm(ParameterGroup& shared, ParameterGroup& experts, Communicator& communicator,
-                     std::vector<double>& scratch);
+/// L2 norm of all gradients: the shared ones, which are equal on every rank, once, and those of the
+/// experts of every rank. Collective; the same bits on every rank and for every number of ranks.
+class GradientNorm {
+ public:
+  GradientNorm(std::int64_t num_experts, Communicator& communicator);
+  double operator()(ParameterGroup& shared, ParameterGroup& experts);
+
+ private:
+  Communicator& communicator_;
+  std::vector<double> local_square_sums_;  // of this rank's experts
+  std::vector<double> square_sums_E_;
+};
 
 /// What gradients are multiplied by so that their norm is at most `clip_norm`.
 double clip_factor(double norm, double clip_norm);

@@ -68,7 +68,7 @@ struct TrainOptions {
   std::string resume_path;            ///< empty: start at step 0
 
   std::int64_t sample_bytes = 200;  ///< generated after training
-  double temperature = 0.7;         ///< of the sample; 0 takes the likeliest byte
+  double temperature = 0.5;         ///< of the sample; 0 takes the likeliest byte
 };
 
 /// Throws OptionError naming the first option that is out of range.

@@ -32,10 +32,10 @@ std::string generate(Model& model, std::span<const std::uint8_t> prompt, std::in
   std::string text;
   for (std::int64_t i = 0; i < num_bytes; ++i) {
     if (model.communicator().rank() != 0) {
-      model.forward({});
+      model.forward(1, {});  // a batch of one sample is rank 0's
       continue;
     }
-    model.forward(context);
+    model.forward(1, context);
     const std::uint8_t byte = choose_byte(model.logits(), temperature, rng.uniform(i));
     text.push_back(static_cast<char>(byte));
     std::shift_left(context.begin(), context.end(), 1);

@@ -9,11 +9,11 @@
 #include "megamoe/communicator.h"
 #include "megamoe/error.h"
 #include "train/checkpoint.h"
-#include "train/collectives.h"
 #include "train/dense_ops.h"
 #include "train/model.h"
 #include "train/optimizer.h"
 #include "train/sampler.h"
+#include "train/sharding.h"
 #include "train/text_data.h"
 #include "train/training_state.h"
 
@@ -38,7 +38,10 @@ struct Run {
 class RankTrainer {
  public:
   RankTrainer(const Run& run, Communicator& communicator)
-      : run_(run), communicator_(communicator), model_(run.options, communicator) {
+      : run_(run),
+        communicator_(communicator),
+        model_(run.options, communicator),
+        gradient_norm_(run.options.model.num_experts, communicator) {
     contexts_.resize(model_.max_tokens() * model_.context());
     targets_.resize(model_.max_tokens());
     if (!run.options.checkpoint_path.empty()) gatherer_ = std::make_unique<StateGatherer>(model_);
@@ -52,7 +55,7 @@ class RankTrainer {
   void run_steps(const std::function<void(const StepRecord&)>& on_step) {
     const TrainOptions& options = run_.options;
     while (step_ < options.num_steps) {
-      const StepRecord record = take_step();
+      const StepRecord record = take_step_or_name_it();
       if (on_step) on_step(record);
       const bool is_due = options.checkpoint_every > 0 && step_ % options.checkpoint_every == 0;
       if (is_due || step_ == options.num_steps) save_checkpoint();
@@ -65,12 +68,12 @@ class RankTrainer {
     const std::int64_t batch = run_.options.batch;
     double total = 0;
     for (std::int64_t first = 0; first < count; first += batch) {
-      const Share share = my_share(std::min(batch, count - first));
+      const std::int64_t size = std::min(batch, count - first);
+      const Share share = my_share(size);
       run_.text.held_out_samples(first + share.first, contexts(share), targets(share));
-      model_.forward(contexts(share));
-      total += model_.loss_sum(targets(share));
+      model_.forward(size, contexts(share));
+      total += model_.loss(targets(share)) * static_cast<double>(size);
     }
-    sum_over_ranks(communicator_, std::span(&total, 1), scratch_, "the held-out loss");
     return total / static_cast<double>(count);
   }
 
@@ -81,6 +84,15 @@ class RankTrainer {
   }
 
  private:
+  StepRecord take_step_or_name_it() {
+    const std::int64_t step = step_ + 1;
+    try {
+      return take_step();
+    } catch (const Error& error) {
+      throw Error(error.code(), "step " + std::to_string(step) + ": " + error.what());
+    }
+  }
+
   StepRecord take_step() {
     const TrainOptions& options = run_.options;
     const Clock::time_point start = Clock::now();
@@ -88,19 +100,15 @@ class RankTrainer {
     const auto first_sample = static_cast<std::uint64_t>(step_ * options.batch + share.first);
     run_.text.training_samples(options.seed, first_sample, contexts(share), targets(share));
 
-    model_.forward(contexts(share));
-    const float mean_scale = 1.0F / static_cast<float>(options.batch);
-    double loss_sum = model_.loss_sum_for_backward(targets(share), mean_scale);
-    model_.sum_loads_over_ranks(std::span(&loss_sum, 1));
-    const double loss = loss_sum / static_cast<double>(options.batch);
+    model_.forward(options.batch, contexts(share));
+    const double loss = model_.loss_for_backward(targets(share));
     if (!std::isfinite(loss)) {
-      throw Error(ErrorCode::internal, "the loss is no longer a finite number at step " +
-                                           std::to_string(step_ + 1) + "; try a lower --lr");
+      throw Error(ErrorCode::internal, "the loss is not a finite number; try a lower --lr");
     }
     model_.backward();
     ++step_;
 
-    const double norm = gradient_norm(model_.shared(), model_.experts(), communicator_, scratch_);
+    const double norm = gradient_norm_(model_.shared(), model_.experts());
     const double scale = clip_factor(norm, options.optimizer.clip_norm);
     adamw_step(model_.shared(), options.optimizer, step_, scale);
     adamw_step(model_.experts(), options.optimizer, step_, scale);
@@ -126,7 +134,7 @@ class RankTrainer {
   }
 
   [[nodiscard]] Share my_share(std::int64_t count) const {
-    return share_of(count, communicator_.rank(), communicator_.size());
+    return items_of_rank(count, communicator_.rank(), communicator_.size());
   }
   std::span<std::uint8_t> contexts(const Share& share) {
     return std::span(contexts_).first(share.count * model_.context());
@@ -138,11 +146,11 @@ class RankTrainer {
   const Run& run_;
   Communicator& communicator_;
   Model model_;
+  GradientNorm gradient_norm_;
   std::unique_ptr<StateGatherer> gatherer_;
   std::int64_t step_ = 0;  // taken so far
   std::vector<std::uint8_t> contexts_;
   std::vector<std::uint8_t> targets_;
-  std::vector<double> scratch_;
 };
 
 std::optional<Checkpoint> load_resumed(const TrainOptions& options,

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "megamoe/error.h"
-#include "train/collectives.h"
+#include "train/sharding.h"
 
 namespace megamoe::trainer {
 namespace {
