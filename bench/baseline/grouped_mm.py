@@ -2,7 +2,8 @@
 
     python3 grouped_mm.py rows.json [--shapes qwen3-235b,...] [--json out.json]
 
-gate_up is one product over the fused weights [e, 2I, H]; gate_up_act adds silu(g) * u, compiled; dx is one product over
+gate_up is one product over the fused weights [e, 2I, H]; gate_up_act adds silu(g) * u, compiled; p_act adds
+dg, du, w a and dw, compiled; dx is one product over
 [dg | du] and the fused weights; dw is d_down plus d_gate and d_up fused. Medians, TFLOP/s of useful FLOPs.
 """
 import argparse
@@ -55,6 +56,19 @@ def measure(shape):
     fused_e2IH = randn(experts, 2 * intermediate, hidden) * hidden**-0.5
     mm = torch._grouped_mm
     act = torch.compile(lambda h: torch.nn.functional.silu(h[:, :intermediate]) * h[:, intermediate:])
+    weights_N1 = torch.rand(total, 1, device="cuda")
+    g_NI, u_NI = randn(total, intermediate), randn(total, intermediate)
+
+    @torch.compile
+    def after_p(p, g, u, w):
+        """What our epilogue of p computes: dg, du, w a and dw."""
+        p, g, u = p.float(), g.float(), u.float()
+        s = torch.sigmoid(g)
+        a = (g * s * u).to(torch.bfloat16).float()
+        da = w * p
+        return ((da * u * s * (1 + g * (1 - s))).to(torch.bfloat16), (da * g * s).to(torch.bfloat16),
+                (w * a).to(torch.bfloat16), (p * a).sum(1))
+
     # dw needs each group's first row at a multiple of 8: sizes are rounded up for both, FLOPs counted as useful.
     padded = [(r + 7) // 8 * 8 for r in rows]
     padded_offsets = torch.tensor(padded, device="cuda").cumsum(0).to(torch.int32)
@@ -70,6 +84,7 @@ def measure(shape):
         "gate_up": (4, lambda: mm(x_NH, fused_e2IH.transpose(-2, -1), offs=offsets)),
         "gate_up_act": (4, lambda: act(mm(x_NH, fused_e2IH.transpose(-2, -1), offs=offsets))),
         "p": (2, lambda: mm(x_NH, down_eHI, offs=offsets)),
+        "p_act": (2, lambda: after_p(mm(x_NH, down_eHI, offs=offsets), g_NI, u_NI, weights_N1)),
         "dx": (4, lambda: mm(gu_N2I, fused_e2IH, offs=offsets)),
         "dw": (6, dw),
     }

@@ -373,7 +373,7 @@ inline double sampled_gate_up_gradient_error(const ProductData& d) {
 inline std::vector<ProductCase> product_cases() {
   using products::LaunchOptions;
   using products::Sharing;
-  const std::vector<Sharing> both = {Sharing::rows, Sharing::channels};
+  const std::vector<Sharing> all = {Sharing::rows, Sharing::channels, Sharing::automatic};
   const auto flops = [](double multiple) {
     return [multiple](double h, double i, double rows) { return multiple * h * i * rows; };
   };
@@ -388,7 +388,7 @@ inline std::vector<ProductCase> product_cases() {
             d.hidden});
   };
   return {
-      {"down", kBf16Tolerance, both,
+      {"down", kBf16Tolerance, all,
        [](ProductData& d, const LaunchOptions& options) {
          multiply_down(d.rows(), d.rows_view(d.a_NI, d.intermediate), d.down(),
                        d.rows_view(d.out_NH, d.hidden), options);
@@ -403,20 +403,20 @@ inline std::vector<ProductCase> product_cases() {
                                                      d.intermediate});
        },
        flops(2.0)},
-      {"gate_up", kBf16Tolerance, both,
+      {"gate_up", kBf16Tolerance, all,
        [](ProductData& d, const LaunchOptions& options) {
          multiply_gate_up(d.rows(), d.rows_view(d.x_NH, d.hidden), d.gate(), d.up(), {}, {},
                           d.rows_view(d.out_NI, d.intermediate), options);
        },
        gate_up_error, flops(4.0)},
-      {"gate_up_saving", kBf16Tolerance, both,
+      {"gate_up_saving", kBf16Tolerance, all,
        [](ProductData& d, const LaunchOptions& options) {
          multiply_gate_up(d.rows(), d.rows_view(d.x_NH, d.hidden), d.gate(), d.up(),
                           d.rows_view(d.g_NI, d.intermediate), d.rows_view(d.u_NI, d.intermediate),
                           d.rows_view(d.out_NI, d.intermediate), options);
        },
        gate_up_error, flops(4.0)},
-      {"dx", kBf16Tolerance, both,
+      {"dx", kBf16Tolerance, all,
        [](ProductData& d, const LaunchOptions& options) {
          multiply_dx(d.rows(), d.rows_view(d.dg_NI, d.intermediate),
                      d.rows_view(d.du_NI, d.intermediate), d.gate(), d.up(),
@@ -432,7 +432,7 @@ inline std::vector<ProductCase> product_cases() {
                  d.intermediate});
        },
        flops(4.0)},
-      {"p", kBf16Tolerance, both,
+      {"p", kBf16Tolerance, all,
        [](ProductData& d, const LaunchOptions& options) {
          // g is a_NI and u a buffer of its own, so that outputs can be poisoned.
          multiply_gate_up_gradient(
@@ -444,21 +444,21 @@ inline std::vector<ProductCase> product_cases() {
              options);
        },
        [](ProductData& d) { return sampled_gate_up_gradient_error(d); }, flops(2.0)},
-      {"dw_bf16", kBf16Tolerance, both,
+      {"dw_bf16", kBf16Tolerance, all,
        [](ProductData& d, const LaunchOptions& options) {
          multiply_weight_gradients(d.rows(), d.gradient_jobs(), products::GradientMode::store,
                                    options);
        },
        [](ProductData& d) { return sampled_gradient_error(d, d.gradients.data(), 0.0); },
        flops(6.0)},
-      {"dw_fp32", kFp32Tolerance, both,
+      {"dw_fp32", kFp32Tolerance, all,
        [](ProductData& d, const LaunchOptions& options) {
          multiply_weight_gradients(d.rows(), d.gradient_jobs(d.main_gradients()),
                                    products::GradientMode::store, options);
        },
        [](ProductData& d) { return sampled_gradient_error(d, d.main_gradients(), 0.0); },
        flops(6.0)},
-      {"dw_fp32_add", kFp32Tolerance, both,
+      {"dw_fp32_add", kFp32Tolerance, all,
        [](ProductData& d, const LaunchOptions& options) {
          multiply_weight_gradients(d.rows(), d.gradient_jobs(d.main_gradients()),
                                    products::GradientMode::accumulate, options);

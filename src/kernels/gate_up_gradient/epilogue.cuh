@@ -111,43 +111,38 @@ __device__ inline void store_step(const StepAddresses& at, int step, const StepG
   device::store_two_blocks_transposed(at.weighted + step * kStepBytes, out.wa);
 }
 
-__device__ inline void store_step_sum(const StepAddresses& at, int step, float sum) {
+__device__ inline void store_step_sum(std::uint32_t address, float2 dw) {
+  const float sum = sum_over_channels(dw);
   if ((device::lane_idx() & 12) == 0) {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at.sums + step * (kRowsPerStep * 4)), "f"(sum)
-                 : "memory");
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(sum) : "memory");
   }
 }
 
-/// The rows of one gradient stage; `p` are their accumulators. A unit's two steps lie in one basic
-/// block, so that the compiler interleaves them. Loads beyond the last row read stale shared memory
-/// and are not used.
+/// The rows of one gradient stage; `p` are their accumulators. A step's dw sums wait for the next
+/// step, whose arithmetic hides the latency of the shuffles. Loads beyond the last row read stale
+/// shared memory and are not used.
 template <class Activation>
 __device__ inline void write_gradient_part(const float* p, int num_units, int num_rows,
                                            const StepAddresses& at, const Activation& activation) {
+  constexpr std::uint32_t kSumBytes = kRowsPerStep * sizeof(float);
+  const int num_steps = num_units * (schedule::kRowsPerUnit / kRowsPerStep);
+  if (num_steps == 0) return;
   StepInputs inputs[2];
+  float2 dw;
   inputs[0].load(at, 0);
 #pragma unroll
-  for (int unit = 0; unit < kHalfUnits; ++unit) {
-    if (unit >= num_units) break;
-    const int step = 2 * unit;
-    inputs[1].load(at, step + 1);
-    StepGradients first =
-        step_gradients(&p[step * 4], inputs[0].g, inputs[0].u, inputs[0].weights, activation);
-    inputs[0].load(at, step + 2);
-    StepGradients second =
-        step_gradients(&p[step * 4 + 4], inputs[1].g, inputs[1].u, inputs[1].weights, activation);
-    const int rows_left = num_rows - unit * schedule::kRowsPerUnit;
-    if (rows_left < schedule::kRowsPerUnit) {
-      mask_step(first, rows_left);
-      mask_step(second, rows_left - kRowsPerStep);
-    }
-    store_step(at, step, first);
-    store_step(at, step + 1, second);
-    const float first_sum = sum_over_channels(first.dw);
-    const float second_sum = sum_over_channels(second.dw);
-    store_step_sum(at, step, first_sum);
-    store_step_sum(at, step + 1, second_sum);
+  for (int step = 0; step < kHalfRows / kRowsPerStep; ++step) {
+    if (step >= num_steps) break;
+    inputs[(step + 1) % 2].load(at, step + 1);
+    const StepInputs& in = inputs[step % 2];
+    StepGradients out = step_gradients(&p[step * 4], in.g, in.u, in.weights, activation);
+    if (step > 0) store_step_sum(at.sums + (step - 1) * kSumBytes, dw);
+    const int rows_left = num_rows - step * kRowsPerStep;
+    if (rows_left < kRowsPerStep) mask_step(out, rows_left);
+    store_step(at, step, out);
+    dw = out.dw;
   }
+  store_step_sum(at.sums + (num_steps - 1) * kSumBytes, dw);
 }
 
 /// dw's sums over the 64 channels of one part: the four warps' sums, in order.
