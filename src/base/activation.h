@@ -21,10 +21,23 @@ struct SwiGlu {
   MEGAMOE_HOST_DEVICE float value(float g, float u) const { return g * sigmoid(g) * u; }
   MEGAMOE_HOST_DEVICE GateUpGradient gradient(float g, float u, float da) const {
     const float s = sigmoid(g);
-    const float derivative = s * (1.0F + g * (1.0F - s));
-    return {da * u * derivative, da * (g * s)};
+    const float act = g * s;
+    const float derivative = s + act * (1.0F - s);
+    return {da * u * derivative, da * act};
   }
-  MEGAMOE_HOST_DEVICE static float sigmoid(float g) { return 1.0F / (1.0F + expf(-g)); }
+  MEGAMOE_HOST_DEVICE static float sigmoid(float g) {
+#if defined(__CUDA_ARCH__)
+    // Special function unit: relative error about 2^-21 against bf16's 2^-9, in four instructions
+    // instead of about thirty.
+    float exponential;
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(exponential) : "f"(-1.44269504088896340736F * g));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(1.0F + exponential));
+    return result;
+#else
+    return 1.0F / (1.0F + expf(-g));
+#endif
+  }
 };
 
 /// The clamp passes the gradient at the limit itself, as torch.clamp does.

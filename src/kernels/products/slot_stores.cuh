@@ -1,0 +1,46 @@
+// The loop of a store warp, one for each output slot: hand a finished piece to the copy engine, and
+// grant the slot to the next writer once it has been read.
+//
+// A warp of their own waits for the copy engine, so that the math warps never do.
+#pragma once
+
+#include "device/barrier.cuh"
+#include "device/tma.cuh"
+#include "kernels/products/pieces.h"
+
+namespace megamoe::products {
+
+/// `store(warpgroup, piece, slot address)` issues the copies of one piece. The kernel calls
+/// wait_stores_complete at its end.
+template <class Pieces>
+class SlotStores {
+ public:
+  __device__ SlotStores(SharedStorage& shared, int store_warp)
+      : slots_(device::shared_address(shared.slots)),
+        store_warp_(store_warp),
+        barriers_(shared.barriers) {}
+
+  template <class Store>
+  __device__ void store_tile_pieces(const Store& store) {
+#pragma unroll 1
+    for (int number = store_warp_; number < Pieces::kPerTile; number += kNumStoreWarps) {
+      const int slot = number % Pieces::kNumSlots;
+      device::wait(device::shared_address(&barriers_.slot_filled[slot]), parities_ >> slot & 1U);
+      parities_ ^= 1U << slot;
+      store(Pieces::warpgroup_of(number), Pieces::piece_of(number),
+            slots_ + slot * Pieces::kSlotBytes);
+      device::commit_stores();
+      device::wait_stores_read<0>();
+      device::arrive(
+          device::shared_address(&barriers_.slot_granted[Pieces::next_warpgroup_of(number)][slot]));
+    }
+  }
+
+ private:
+  std::uint32_t slots_;
+  int store_warp_;
+  std::uint32_t parities_ = 0;
+  Barriers& barriers_;
+};
+
+}  // namespace megamoe::products
