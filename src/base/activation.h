@@ -24,7 +24,14 @@ struct SwiGlu {
     const float derivative = s * (1.0F + g * (1.0F - s));
     return {da * u * derivative, da * (g * s)};
   }
-  MEGAMOE_HOST_DEVICE static float sigmoid(float g) { return 1.0F / (1.0F + expf(-g)); }
+  MEGAMOE_HOST_DEVICE static float sigmoid(float g) {
+#if defined(__CUDA_ARCH__)
+    // Special function unit: relative error about 2^-21 against bf16's 2^-9, and a fifth of the instructions.
+    return __fdividef(1.0F, 1.0F + __expf(-g));
+#else
+    return 1.0F / (1.0F + expf(-g));
+#endif
+  }
 };
 
 /// The clamp passes the gradient at the limit itself, as torch.clamp does.

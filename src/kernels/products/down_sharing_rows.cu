@@ -1,0 +1,10 @@
+#include "kernels/products/entries.h"
+#include "kernels/products/row_product_kernel.cuh"
+
+namespace megamoe::products {
+
+const void* down_sharing_rows() {
+  return reinterpret_cast<const void*>(&row_product_kernel<RowProduct::down, Shared::rows>);
+}
+
+}  // namespace megamoe::products

@@ -1,0 +1,10 @@
+#include "kernels/products/entries.h"
+#include "kernels/products/row_product_kernel.cuh"
+
+namespace megamoe::products {
+
+const void* dx_sharing_channels() {
+  return reinterpret_cast<const void*>(&row_product_kernel<RowProduct::dx, Shared::channels>);
+}
+
+}  // namespace megamoe::products

@@ -1,0 +1,15 @@
+// The kernels of the products as the launch code sees them: one function a translation unit, so that each compiles on its own.
+#pragma once
+
+namespace megamoe::products {
+
+const void* down_sharing_rows();
+const void* down_sharing_channels();
+const void* gate_up_sharing_rows();
+const void* gate_up_sharing_channels();
+const void* gate_up_saving_sharing_rows();
+const void* gate_up_saving_sharing_channels();
+const void* dx_sharing_rows();
+const void* dx_sharing_channels();
+
+}  // namespace megamoe::products

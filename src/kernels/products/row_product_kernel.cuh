@@ -1,0 +1,89 @@
+// The kernel of the row products: sets up barriers and the tile list, then each warp takes its role.
+//
+// Read next: grouped_walk.cuh (which tile), load_role.cuh, math_role.cuh, epilogue.cuh, store_role.cuh.
+#pragma once
+
+#include "device/cluster.cuh"
+#include "base/activation.h"
+#include "kernels/products/epilogue.cuh"
+#include "kernels/products/load_role.cuh"
+#include "kernels/products/math_role.cuh"
+#include "kernels/products/store_role.cuh"
+
+namespace megamoe::products {
+
+/// Barrier initialisation by one thread; a cluster barrier must follow before use.
+__device__ inline void init_barriers(Barriers& barriers) {
+  for (int stage = 0; stage < kNumStages; ++stage) {
+    device::init_barrier(device::shared_address(&barriers.stage_filled[stage]), 1);
+    device::init_barrier(device::shared_address(&barriers.stage_free[stage]), kStageFreeArrivals);
+  }
+  for (int slot = 0; slot < kNumSlots; ++slot) {
+    device::init_barrier(device::shared_address(&barriers.slot_filled[slot]), kWarpsPerWarpgroup);
+    device::init_barrier(device::shared_address(&barriers.slot_free[slot]), 1);
+  }
+  device::publish_barrier_init();
+}
+
+template <RowProduct kProduct, Shared kShared, class Activation>
+__device__ inline void math_role(const RowProductParams& params, const Activation& activation, SharedStorage& shared, int cta_rank,
+                                 int warpgroup) {
+  constexpr std::uint32_t kAllUnits = ((1U << (schedule::kMaxUnitsPerTile + 1)) - 1U) & ~1U;
+  const std::uint32_t stages = device::shared_address(shared.stages);
+  const std::uint32_t free = device::shared_address(shared.barriers.stage_free);
+  const StageBarriers barriers{device::shared_address(shared.barriers.stage_filled),
+                               device::cluster_address(free, device::lane_idx() % kClusterSize)};
+  GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank);
+  PieceWriter writer(shared, warpgroup, kPieces<kProduct>);
+  StageRing ring;
+  GroupedTile tile;
+  Accumulators acc;
+  while (walk.next(tile)) {
+    const int num_units = tile.num_units;
+    if (kShared == Shared::channels && num_units == 0) {
+      skip_tile(barriers, ring, params.num_k_blocks);
+      continue;
+    }
+    multiply_units<operand_layout<kProduct, kShared>(), kAllUnits>(num_units, acc, stages, warpgroup, barriers, ring,
+                                                                    params.num_k_blocks, kKStepsPerBlock);
+    if constexpr (kIsGateUp<kProduct>) {
+      write_activation<Activation, kProduct == RowProduct::gate_up_saving>(acc, num_units, activation, writer);
+    } else {
+      write_blocks(acc, num_units, writer);
+    }
+  }
+}
+
+template <RowProduct kProduct, Shared kShared, class Activation = NoActivation>
+__global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThreads, 1)
+    row_product_kernel(const __grid_constant__ RowProductParams params, const __grid_constant__ Activation activation) {
+  extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
+  SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  const int warp = device::warp_idx();
+  const int cta_rank = static_cast<int>(device::cluster_cta_rank());
+
+  if (warp == 0 && device::elect_one()) init_barriers(shared.barriers);
+  if (warp == 1) count_tiles<kShared>(params.rows, params.num_channel_tiles, shared.first_tile);
+  __syncthreads();
+  device::cluster_sync();
+
+  if (warp < static_cast<int>(kWarpsPerWarpgroup)) {
+    device::release_registers_to<kProducerRegisters>();
+    if (warp == static_cast<int>(ProducerWarp::loads)) {
+      if (device::elect_one()) load_role<kProduct, kShared>(params, shared, cta_rank);
+    } else if (warp != static_cast<int>(ProducerWarp::idle)) {
+      if (device::elect_one()) {
+        store_role<kProduct, kShared>(params, shared, cta_rank, warp - static_cast<int>(ProducerWarp::stores_slot_0));
+      }
+    }
+    __syncwarp();
+  } else {
+    device::claim_registers_up_to<kMathRegisters>();
+    math_role<kProduct, kShared, Activation>(params, activation, shared, cta_rank,
+                                              warp / static_cast<int>(kWarpsPerWarpgroup) - 1);
+  }
+  // Neither CTA may leave while the other still signals its barriers or multicasts into its stages.
+  device::cluster_sync();
+}
+
+}  // namespace megamoe::products

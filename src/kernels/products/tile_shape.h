@@ -1,0 +1,69 @@
+// The block that one CTA computes, and where everything lies in its shared memory.
+//
+// Weights take the 256 side and rows (tokens) the 192 side, so that ragged experts cost at most 15 rows: accumulators are
+// [channel, row]. Two math warpgroups own 128 channels each. A cluster of two CTAs shares one operand by multicast.
+// Three stages of 56 KB leave 48 KB for two output slots, in which a finished piece waits for the copy engine.
+#pragma once
+
+#include <cstdint>
+
+#include "schedule/row_tiles.h"
+
+namespace megamoe::products {
+
+inline constexpr int kClusterSize = 2;
+inline constexpr std::uint16_t kBothCtas = 0b11;
+inline constexpr int kNumMathWarpgroups = 2;
+inline constexpr int kNumThreads = (1 + kNumMathWarpgroups) * 128;
+
+inline constexpr int kTileChannels = 256;
+inline constexpr int kTileRows = schedule::kRowsPerUnit * schedule::kMaxUnitsPerTile;
+inline constexpr int kBlockK = 64;
+inline constexpr int kBlockChannels = 64;  ///< of one wgmma
+inline constexpr int kKStepsPerBlock = kBlockK / 16;
+inline constexpr int kNumStages = 3;
+
+inline constexpr int kBlocksPerWarpgroup = kTileChannels / kNumMathWarpgroups / kBlockChannels;
+inline constexpr int kAccumulators = kTileRows / 2;
+using Accumulators = float[kBlocksPerWarpgroup][kAccumulators];
+
+inline constexpr std::uint32_t kChannelBytes = kTileChannels * kBlockK * 2;
+inline constexpr std::uint32_t kRowBytes = kTileRows * kBlockK * 2;
+inline constexpr std::uint32_t kStageBytes = kChannelBytes + kRowBytes;
+inline constexpr std::uint32_t kUnitBytes = schedule::kRowsPerUnit * kBlockK * 2;
+
+/// One output piece: 64 channels of every row of the tile, bf16.
+inline constexpr int kNumSlots = 2;
+inline constexpr std::uint32_t kSlotBytes = kBlockChannels * kTileRows * 2;
+
+inline constexpr int kMaxGroups = 1024;
+
+/// Warps of the producer warpgroup; the fourth only gives its registers back.
+enum class ProducerWarp { loads = 0, stores_slot_0 = 1, stores_slot_1 = 2, idle = 3 };
+inline constexpr int kProducerRegisters = 40;
+inline constexpr int kMathRegisters = 232;
+
+/// Which operand the two CTAs of a cluster have in common.
+enum class Shared { rows, channels };
+
+/// Barriers, each named by what is true once its phase completes.
+struct Barriers {
+  std::uint64_t stage_filled[kNumStages];  ///< both operands of the stage arrived
+  std::uint64_t stage_free[kNumStages];    ///< all math warps of the cluster are done with the stage
+  std::uint64_t slot_filled[kNumSlots];    ///< a math warpgroup wrote a piece
+  std::uint64_t slot_free[kNumSlots];      ///< the copy engine has read the piece
+};
+
+struct SharedStorage {
+  alignas(1024) std::uint8_t stages[kNumStages][kStageBytes];
+  alignas(1024) std::uint8_t slots[kNumSlots][kSlotBytes];
+  Barriers barriers;
+  std::int32_t first_tile[kMaxGroups + 1];
+};
+inline constexpr std::uint32_t kSharedBytes = sizeof(SharedStorage);
+static_assert(kSharedBytes <= 232448, "shared memory of one SM");
+
+inline constexpr std::uint32_t kWarpsPerWarpgroup = 4;
+inline constexpr std::uint32_t kStageFreeArrivals = kClusterSize * kNumMathWarpgroups * kWarpsPerWarpgroup;
+
+}  // namespace megamoe::products
