@@ -99,15 +99,15 @@ __device__ void move_chunk(BulkMover& mover, const RowCut& cut, const PullUnit& 
 __global__ __launch_bounds__(kMoverThreads, kBulkBlocksAnSm) void pull_in_bulk_kernel(
     const __grid_constant__ RankView view, std::byte* plan, const PulledRows rows,
     const RowCut cut) {
-  extern __shared__ std::byte dynamic_shared[];
+  extern __shared__ __align__(128) std::byte dynamic_shared[];
   if (view.control()->call_failed != 0) return;
   const std::int64_t hidden = view.dims.hidden_dim;
   const SymmetricLayout& layout = view.symmetric.exchange;
   BulkMover mover(*reinterpret_cast<BulkShared*>(dynamic_shared));
+  device::fence_async_global();  // what peers staged by ordinary stores, the copy engine reads
   for_each_pull(view, cut.num_chunks, [&](const PullUnit& unit) {
     std::byte* base = view.symmetric_R[unit.source];
     note_rows(view, unit, rows);
-    device::fence_async_global();  // what a peer staged by ordinary stores, the copy engine reads
     move_chunk(mover, cut, unit, row_of(layout.staged_rows_TH.in(base), unit.token, hidden),
                rows.x_CH, hidden);
     if (rows.dy_CH != nullptr) {
