@@ -216,7 +216,8 @@ class ShapeBench {
   void time_meetings(const std::string& stage) {
     add(stage, 0, time_launches(ranks_.rank(0).stream, repetitions_, [&] {
           for (int r = 0; r < 2; ++r) {
-            gpu::meet(ranks_.rank(r).view, Signal::rows_staged, ranks_.rank(r).stream);
+            gpu::meet(ranks_.rank(r).view, ranks_.rank(r).plan.data(), Signal::rows_staged,
+                      ranks_.rank(r).stream);
           }
         }));
   }

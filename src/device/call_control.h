@@ -60,7 +60,6 @@ struct CallControl {
   std::uint32_t failed_for_good;  ///< no later call waits or writes output
 };
 inline constexpr std::uint64_t kNoBadSlot = ~std::uint64_t{0};
-inline constexpr CallControl kFreshControl{0, kNoBadSlot, 0, 0};
 
 /// Which call a rank makes; equal on all ranks or the call fails.
 struct CallIdentity {

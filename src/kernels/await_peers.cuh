@@ -56,4 +56,15 @@ __device__ inline bool await_peers(const RankView& view, device::Signal what, st
   return !fail_call(view, failure);
 }
 
+/// So that the products of a failed call find no rows.
+__device__ inline void write_no_rows(const RankView& view, std::byte* plan) {
+  const int num_local = view.routing().experts_per_rank();
+  for (int i = static_cast<int>(threadIdx.x); i <= num_local; i += static_cast<int>(blockDim.x)) {
+    view.plan_layout.expert_begin.in(plan)[i] = 0;
+    if (i == num_local) continue;
+    view.plan_layout.group_begin_e.in(plan)[i] = 0;
+    view.plan_layout.group_count_e.in(plan)[i] = 0;
+  }
+}
+
 }  // namespace megamoe::gpu

@@ -110,10 +110,10 @@ struct GpuRank {
     gpu::count_slots(view, p, routing_input(), num_tokens, stream);
     gpu::enter_call(view, p, gpu::CallKind::forward, kForwardCall, num_tokens, stream);
     gpu::write_pull_lists(view, p, num_tokens, stream);
-    gpu::meet(view, Signal::rows_staged, stream);
+    gpu::meet(view, p, Signal::rows_staged, stream);
     pull(how, {x_CH.data(), nullptr, nullptr, origin_C.data()});
     gpu::push_rows(view, p, results_CH.data(), origin_C.data(), {}, stream);
-    gpu::meet(view, Signal::results_sent, stream);
+    gpu::meet(view, p, Signal::results_sent, stream);
     gpu::reduce_outputs(view, p, output(), num_tokens, stream);
   }
 
@@ -124,10 +124,10 @@ struct GpuRank {
     gpu::count_planned_slots(view, p, num_tokens, stream);
     gpu::enter_call(view, p, gpu::CallKind::backward, kBackwardCall, num_tokens, stream);
     gpu::write_pull_lists(view, p, num_tokens, stream);
-    gpu::meet(view, Signal::rows_staged, stream);
+    gpu::meet(view, p, Signal::rows_staged, stream);
     pull(how, {x_CH.data(), dy_CH.data(), weight_C.data(), origin_C.data()});
     gpu::push_rows(view, p, results_CH.data(), origin_C.data(), segments(), stream);
-    gpu::meet(view, Signal::results_sent, stream);
+    gpu::meet(view, p, Signal::results_sent, stream);
     gpu::reduce_gradients(view, p, output(), {dweights.data(), id_stride(view.dims)}, num_tokens,
                           stream);
   }

@@ -33,8 +33,9 @@ void stage_backward(const RankView& view, std::byte* plan, const RowsInput& x_TH
                     const RowsInput& dy_TH, std::int64_t num_tokens, cudaStream_t stream);
 
 /// Tells every peer that what went before on the stream is done, and waits for the same of all of
-/// them (inner deadline). One CTA.
-void meet(const RankView& view, device::Signal what, cudaStream_t stream);
+/// them (inner deadline). Where the call has failed or fails here, the plan's groups become empty,
+/// so that products have nothing to do. One CTA.
+void meet(const RankView& view, std::byte* plan, device::Signal what, cudaStream_t stream);
 
 /// The rows of this rank's experts. Pad rows become zero, with weight 0 and an origin of rank -1.
 struct PulledRows {

@@ -17,6 +17,8 @@ struct StageParams {
 __global__ __launch_bounds__(kMoverThreads) void stage_kernel(const __grid_constant__ RankView view,
                                                               const StageParams params,
                                                               const RowCut cut) {
+  // A peer may still read what was staged for the call that failed.
+  if (view.control()->failed_for_good != 0) return;
   std::byte* base = view.symmetric_R[view.rank];
   const SymmetricLayout& layout = view.symmetric.exchange;
   const std::int64_t hidden = view.dims.hidden_dim;

@@ -224,20 +224,6 @@ __device__ void write_layout(const RankView& view, const EnterParams& params,
   }
 }
 
-/// So that products find no rows and a backward call fails.
-__device__ void write_no_rows(const RankView& view, const EnterParams& params) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const int num_local = view.routing().experts_per_rank();
-  if (thread < num_local) {
-    view.plan_layout.group_begin_e.in(params.plan)[thread] = 0;
-    view.plan_layout.group_count_e.in(params.plan)[thread] = 0;
-  }
-  if (thread <= num_local) view.plan_layout.expert_begin.in(params.plan)[thread] = 0;
-  if (thread == 0 && params.kind == CallKind::forward) {
-    *view.plan_layout.forward_epoch.in(params.plan) = 0;
-  }
-}
-
 /// Lays out all rows; false where a rank's capacity is too small.
 __device__ bool lay_out(const RankView& view, const EnterParams& params, EnterShared& shared,
                         std::int32_t own_total) {
@@ -261,10 +247,16 @@ __global__ __launch_bounds__(kThreads) void enter_kernel(const __grid_constant__
                        await_peers(view, Signal::entered, shared.epoch, view.entry_deadline_ns) &&
                        !fail_call(view, judge_header(view, shared.epoch)) &&
                        lay_out(view, params, shared, own_total);
-  if (!entered) write_no_rows(view, params);
+  if (entered) return;
+  write_no_rows(view, params.plan);
+  if (threadIdx.x == 0 && params.kind == CallKind::forward) {
+    *view.plan_layout.forward_epoch.in(params.plan) = 0;  // so that its backward call fails
+  }
 }
 
-__global__ void reset_kernel(CallControl* control) { *control = device::kFreshControl; }
+__global__ void reset_kernel(CallControl* control) {
+  *control = CallControl{0, device::kNoBadSlot, 0, 0};
+}
 
 }  // namespace
 

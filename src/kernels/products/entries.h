@@ -1,4 +1,5 @@
-// The kernels of the products as the launch code sees them: one function a translation unit, so that each compiles on its own.
+// The kernels of the products as the launch code sees them: one function a translation unit, so
+// that each compiles on its own.
 #pragma once
 
 namespace megamoe::products {

@@ -1,4 +1,5 @@
-// What the math warpgroups do with a finished tile: round to bf16 at the named points, and leave row-major pieces in the slots.
+// What the math warpgroups do with a finished tile: round to bf16 at the named points, and leave
+// row-major pieces in the slots.
 #pragma once
 
 #include "device/barrier.cuh"
@@ -18,11 +19,13 @@ class PieceWriter {
         free_(device::shared_address(shared.barriers.slot_free)),
         next_piece_(warpgroup * pieces_per_warpgroup),
         other_pieces_((kNumMathWarpgroups - 1) * pieces_per_warpgroup) {
-    // Lane l addresses line l % 8 of block l / 8; blocks 1 and 3 are channels 8..15 of the warp, blocks 2 and 3 rows 8..15.
+    // Lane l addresses line l % 8 of block l / 8; blocks 1 and 3 are channels 8..15 of the warp,
+    // blocks 2 and 3 rows 8..15.
     const int lane = device::lane_idx();
     const int warp = static_cast<int>(threadIdx.x) % device::kWarpgroupSize / device::kWarpSize;
     const std::uint32_t row = static_cast<std::uint32_t>((lane & 7) + ((lane & 16) != 0 ? 8 : 0));
-    lane_offset_ = device::swizzled_offset(row, static_cast<std::uint32_t>(warp * 2 + ((lane >> 3) & 1)));
+    lane_offset_ =
+        device::swizzled_offset(row, static_cast<std::uint32_t>(warp * 2 + ((lane >> 3) & 1)));
   }
 
   /// Waits until the next piece's slot may be overwritten; returns this lane's address for unit 0.
@@ -40,7 +43,8 @@ class PieceWriter {
     ++next_piece_;
   }
 
-  /// After a warpgroup's last piece of a tile: the other warpgroup's pieces come before its next one.
+  /// After a warpgroup's last piece of a tile: the other warpgroup's pieces come before its next
+  /// one.
   __device__ void end_tile() { next_piece_ += other_pieces_; }
 
  private:
@@ -61,18 +65,20 @@ __device__ inline void write_blocks(const Accumulators& acc, int num_units, Piec
     for (int unit = 0; unit < schedule::kMaxUnitsPerTile; ++unit) {
       if (unit >= num_units) break;
       const float* d = &acc[block][unit * 8];
-      device::store_blocks_transposed(address + unit * kUnitBytes, device::pack_bf16(d[0], d[1]), device::pack_bf16(d[2], d[3]),
-                                      device::pack_bf16(d[4], d[5]), device::pack_bf16(d[6], d[7]));
+      device::store_blocks_transposed(address + unit * kUnitBytes, device::pack_bf16(d[0], d[1]),
+                                      device::pack_bf16(d[2], d[3]), device::pack_bf16(d[4], d[5]),
+                                      device::pack_bf16(d[6], d[7]));
     }
     writer.end();
   }
   writer.end_tile();
 }
 
-/// gate_up: block 0 is gate, block 1 is up of the same channels; a = bf16(act(g) * u) from the rounded g and u.
+/// gate_up: block 0 is gate, block 1 is up of the same channels; a = bf16(act(g) * u) from the
+/// rounded g and u.
 template <class Activation, bool kSave>
-__device__ inline void write_activation(const Accumulators& acc, int num_units, const Activation& activation,
-                                        PieceWriter& writer) {
+__device__ inline void write_activation(const Accumulators& acc, int num_units,
+                                        const Activation& activation, PieceWriter& writer) {
   if constexpr (kSave) {
 #pragma unroll
     for (int block = 0; block < kBlocksPerWarpgroup; ++block) {
@@ -82,7 +88,8 @@ __device__ inline void write_activation(const Accumulators& acc, int num_units, 
         if (unit >= num_units) break;
         const float* d = &acc[block][unit * 8];
         device::store_blocks_transposed(address + unit * kUnitBytes, device::pack_bf16(d[0], d[1]),
-                                        device::pack_bf16(d[2], d[3]), device::pack_bf16(d[4], d[5]),
+                                        device::pack_bf16(d[2], d[3]),
+                                        device::pack_bf16(d[4], d[5]),
                                         device::pack_bf16(d[6], d[7]));
       }
       writer.end();
@@ -102,7 +109,8 @@ __device__ inline void write_activation(const Accumulators& acc, int num_units, 
           device::pack_bf16(activation.value(device::first_of(gate), device::first_of(up)),
                             activation.value(device::second_of(gate), device::second_of(up)));
     }
-    device::store_blocks_transposed(address + unit * kUnitBytes, packed[0], packed[1], packed[2], packed[3]);
+    device::store_blocks_transposed(address + unit * kUnitBytes, packed[0], packed[1], packed[2],
+                                    packed[3]);
   }
   writer.end();
   writer.end_tile();

@@ -4,7 +4,8 @@
 namespace megamoe::products {
 
 const void* gate_up_saving_sharing_channels() {
-  return reinterpret_cast<const void*>(&row_product_kernel<RowProduct::gate_up_saving, Shared::channels, SwiGlu>);
+  return reinterpret_cast<const void*>(
+      &row_product_kernel<RowProduct::gate_up_saving, Shared::channels, SwiGlu>);
 }
 
 }  // namespace megamoe::products

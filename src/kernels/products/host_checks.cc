@@ -23,9 +23,11 @@ void check_cuda(cudaError_t status, const char* what) {
 void check_columns(const ConstTensorView& view, std::int64_t num_columns, const char* name) {
   if (view.dtype != DType::bf16) refuse(name, "must be bf16, is " + describe(view));
   if (num_columns % kChannelMultiple != 0) {
-    refuse(name, "hidden and intermediate sizes must be multiples of 64, got " + std::to_string(num_columns));
+    refuse(name, "hidden and intermediate sizes must be multiples of 64, got " +
+                     std::to_string(num_columns));
   }
-  if (view.strides[view.num_dims - 1] != 1) refuse(name, "columns must be contiguous, is " + describe(view));
+  if (view.strides[view.num_dims - 1] != 1)
+    refuse(name, "columns must be contiguous, is " + describe(view));
 }
 
 }  // namespace
@@ -38,38 +40,46 @@ void check_groups(const GroupedRows& rows, const char* product) {
   if (rows.begin == nullptr || rows.count == nullptr) refuse(product, "row groups are absent");
 }
 
-void check_rows(const ConstTensorView& view, std::int64_t num_rows, std::int64_t num_columns, const char* name) {
+void check_rows(const ConstTensorView& view, std::int64_t num_rows, std::int64_t num_columns,
+                const char* name) {
   if (view.num_dims != 2 || view.sizes[0] != num_rows || view.sizes[1] != num_columns) {
-    refuse(name, "must be [" + std::to_string(num_rows) + ", " + std::to_string(num_columns) + "], is " + describe(view));
+    refuse(name, "must be [" + std::to_string(num_rows) + ", " + std::to_string(num_columns) +
+                     "], is " + describe(view));
   }
   check_columns(view, num_columns, name);
 }
 
-void check_weights(const ConstTensorView& view, std::int64_t num_experts, std::int64_t num_rows, std::int64_t num_columns,
-                   const char* name) {
-  if (view.num_dims != 3 || view.sizes[0] != num_experts || view.sizes[1] != num_rows || view.sizes[2] != num_columns) {
-    refuse(name, "must be [" + std::to_string(num_experts) + ", " + std::to_string(num_rows) + ", " +
-                     std::to_string(num_columns) + "], is " + describe(view));
+void check_weights(const ConstTensorView& view, std::int64_t num_experts, std::int64_t num_rows,
+                   std::int64_t num_columns, const char* name) {
+  if (view.num_dims != 3 || view.sizes[0] != num_experts || view.sizes[1] != num_rows ||
+      view.sizes[2] != num_columns) {
+    refuse(name, "must be [" + std::to_string(num_experts) + ", " + std::to_string(num_rows) +
+                     ", " + std::to_string(num_columns) + "], is " + describe(view));
   }
   check_columns(view, num_columns, name);
 }
 
-void launch_clusters(const void* kernel, std::initializer_list<void*> params, const LaunchOptions& options) {
+void launch_clusters(const void* kernel, std::initializer_list<void*> params,
+                     const LaunchOptions& options) {
   int device = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
   int num_sms = options.num_sms;
   if (num_sms == 0) {
-    check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device), "multiprocessor count");
+    check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device),
+               "multiprocessor count");
   }
-  if (num_sms < kClusterSize) refuse("num_sms", "must be at least 2, got " + std::to_string(num_sms));
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
-             "dynamic shared memory of a product kernel");
+  if (num_sms < kClusterSize)
+    refuse("num_sms", "must be at least 2, got " + std::to_string(num_sms));
+  check_cuda(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+      "dynamic shared memory of a product kernel");
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(num_sms / kClusterSize * kClusterSize));
   config.blockDim = dim3(kNumThreads);
   config.dynamicSmemBytes = kSharedBytes;
   config.stream = options.stream;
-  check_cuda(cudaLaunchKernelExC(&config, kernel, const_cast<void**>(params.begin())), "launch of a product kernel");
+  check_cuda(cudaLaunchKernelExC(&config, kernel, const_cast<void**>(params.begin())),
+             "launch of a product kernel");
 }
 
 }  // namespace megamoe::products

@@ -8,15 +8,20 @@
 
 namespace megamoe::products {
 
-inline int ceil_div(std::int64_t value, std::int64_t divisor) { return static_cast<int>((value + divisor - 1) / divisor); }
+inline int ceil_div(std::int64_t value, std::int64_t divisor) {
+  return static_cast<int>((value + divisor - 1) / divisor);
+}
 
 /// Each throws Error naming the argument when it cannot be read or written in place.
 void check_groups(const GroupedRows& rows, const char* product);
-void check_rows(const ConstTensorView& view, std::int64_t num_rows, std::int64_t num_columns, const char* name);
-void check_weights(const ConstTensorView& view, std::int64_t num_experts, std::int64_t num_rows, std::int64_t num_columns,
-                   const char* name);
+void check_rows(const ConstTensorView& view, std::int64_t num_rows, std::int64_t num_columns,
+                const char* name);
+void check_weights(const ConstTensorView& view, std::int64_t num_experts, std::int64_t num_rows,
+                   std::int64_t num_columns, const char* name);
 
-/// Launches clusters of two CTAs on the SMs that the options grant; `params` points to the kernel's parameters.
-void launch_clusters(const void* kernel, std::initializer_list<void*> params, const LaunchOptions& options);
+/// Launches clusters of two CTAs on the SMs that the options grant; `params` points to the kernel's
+/// parameters.
+void launch_clusters(const void* kernel, std::initializer_list<void*> params,
+                     const LaunchOptions& options);
 
 }  // namespace megamoe::products

@@ -1,4 +1,5 @@
-// The load warp: one thread fills the stages, each CTA its own operand and its half of the operand that the cluster shares.
+// The load warp: one thread fills the stages, each CTA its own operand and its half of the operand
+// that the cluster shares.
 #pragma once
 
 #include "device/barrier.cuh"
@@ -11,8 +12,9 @@ namespace megamoe::products {
 
 /// The weights' part of a stage: 256 channels x 64 of K.
 template <RowProduct kProduct, Shared kShared>
-__device__ inline void load_channels(const RowProductParams& params, const GroupedTile& tile, int k_block, int cta_rank,
-                                     std::uint32_t stage, std::uint32_t filled) {
+__device__ inline void load_channels(const RowProductParams& params, const GroupedTile& tile,
+                                     int k_block, int cta_rank, std::uint32_t stage,
+                                     std::uint32_t filled) {
   constexpr std::uint32_t kHalfBytes = kChannelBytes / 2;
   const int channel = tile.channel_tile * kOutputChannels<kProduct>;
   if constexpr (kProduct == RowProduct::dx) {
@@ -22,22 +24,24 @@ __device__ inline void load_channels(const RowProductParams& params, const Group
     if constexpr (kShared == Shared::rows) {
       device::load_tile(stage, map, filled, 0, k, channel / kBlockK, tile.group);
     } else {
-      device::load_tile_multicast(stage + cta_rank * kHalfBytes, map, filled, kBothCtas, 0, k + cta_rank * (kBlockK / 2),
-                                  channel / kBlockK, tile.group);
+      device::load_tile_multicast(stage + cta_rank * kHalfBytes, map, filled, kBothCtas, 0,
+                                  k + cta_rank * (kBlockK / 2), channel / kBlockK, tile.group);
     }
   } else if constexpr (kIsGateUp<kProduct>) {
     if constexpr (kShared == Shared::rows) {
       device::load_tile(stage, &params.weights[0], filled, k_block * kBlockK, channel, tile.group);
-      device::load_tile(stage + kHalfBytes, &params.weights[1], filled, k_block * kBlockK, channel, tile.group);
+      device::load_tile(stage + kHalfBytes, &params.weights[1], filled, k_block * kBlockK, channel,
+                        tile.group);
     } else {
-      device::load_tile_multicast(stage + cta_rank * kHalfBytes, &params.weights[cta_rank], filled, kBothCtas,
-                                  k_block * kBlockK, channel, tile.group);
+      device::load_tile_multicast(stage + cta_rank * kHalfBytes, &params.weights[cta_rank], filled,
+                                  kBothCtas, k_block * kBlockK, channel, tile.group);
     }
   } else {
     if constexpr (kShared == Shared::rows) {
       device::load_tile(stage, &params.weights[0], filled, k_block * kBlockK, channel, tile.group);
     } else {
-      device::load_tile_multicast(stage + cta_rank * kHalfBytes, &params.weights[0], filled, kBothCtas, k_block * kBlockK,
+      device::load_tile_multicast(stage + cta_rank * kHalfBytes, &params.weights[0], filled,
+                                  kBothCtas, k_block * kBlockK,
                                   channel + cta_rank * (kTileChannels / 2), tile.group);
     }
   }
@@ -45,8 +49,9 @@ __device__ inline void load_channels(const RowProductParams& params, const Group
 
 /// The rows' part of a stage: the tile's rows x 64 of K.
 template <RowProduct kProduct, Shared kShared>
-__device__ inline void load_rows(const RowProductParams& params, const GroupedTile& tile, int k_block, int cta_rank,
-                                 std::uint32_t stage, std::uint32_t filled) {
+__device__ inline void load_rows(const RowProductParams& params, const GroupedTile& tile,
+                                 int k_block, int cta_rank, std::uint32_t stage,
+                                 std::uint32_t filled) {
   int source = 0;
   if constexpr (kProduct == RowProduct::dx) {
     source = k_block >= params.num_k_blocks_a_source ? 1 : 0;
@@ -56,15 +61,17 @@ __device__ inline void load_rows(const RowProductParams& params, const GroupedTi
   const std::uint32_t rows = stage + kChannelBytes;
   if constexpr (kShared == Shared::rows) {
     const int half_rows = tile.num_units * (schedule::kRowsPerUnit / 2);
-    device::load_tile_multicast(rows + cta_rank * tile.num_units * (kUnitBytes / 2), map, filled, kBothCtas,
-                                k_block * kBlockK, tile.first_row + cta_rank * half_rows);
+    device::load_tile_multicast(rows + cta_rank * tile.num_units * (kUnitBytes / 2), map, filled,
+                                kBothCtas, k_block * kBlockK,
+                                tile.first_row + cta_rank * half_rows);
   } else {
     if (tile.num_units > 0) device::load_tile(rows, map, filled, k_block * kBlockK, tile.first_row);
   }
 }
 
 template <RowProduct kProduct, Shared kShared>
-__device__ inline void load_role(const RowProductParams& params, SharedStorage& shared, int cta_rank) {
+__device__ inline void load_role(const RowProductParams& params, SharedStorage& shared,
+                                 int cta_rank) {
   const std::uint32_t stages = device::shared_address(shared.stages);
   const std::uint32_t filled = device::shared_address(shared.barriers.stage_filled);
   const std::uint32_t free = device::shared_address(shared.barriers.stage_free);

@@ -1,4 +1,5 @@
-// The two math warpgroups: wait for a stage, multiply, hand it back, and at the tile's end pass the accumulators to the epilogue.
+// The two math warpgroups: wait for a stage, multiply, hand it back, and at the tile's end pass the
+// accumulators to the epilogue.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,9 @@ using StageRing = device::RingPosition<kNumStages>;
 
 /// The math warps' view of the stage ring.
 struct StageBarriers {
-  std::uint32_t filled;      ///< of stage 0, in this CTA
-  std::uint32_t free_there;  ///< of stage 0, in the CTA that this lane signals (lanes 0 and 1 of each warp)
+  std::uint32_t filled;  ///< of stage 0, in this CTA
+  std::uint32_t
+      free_there;  ///< of stage 0, in the CTA that this lane signals (lanes 0 and 1 of each warp)
 
   __device__ void release(std::uint32_t stage) const {
     if (device::lane_idx() < kClusterSize) device::arrive_reads_over(free_there + stage * 8U);
@@ -24,35 +26,42 @@ struct StageBarriers {
 
 /// All wgmmas of one stage, or the first `num_k_steps` of them for the ragged end of K.
 template <int kN, OperandLayout kLayout>
-__device__ inline void multiply_stage(Accumulators& acc, std::uint64_t channels, std::uint64_t rows, bool accumulate,
-                                      int num_k_steps = kKStepsPerBlock) {
+__device__ inline void multiply_stage(Accumulators& acc, std::uint64_t channels, std::uint64_t rows,
+                                      bool accumulate, int num_k_steps = kKStepsPerBlock) {
 #pragma unroll
   for (int k_step = 0; k_step < kKStepsPerBlock; ++k_step) {
     if (k_step >= num_k_steps) break;
 #pragma unroll
     for (int block = 0; block < kBlocksPerWarpgroup; ++block) {
       const std::uint64_t a = device::advance_descriptor(
-          channels, block * kLayout.block_bytes + k_offset(kLayout.channel_major, kLayout.channel_k_half_bytes, k_step));
-      const std::uint64_t b =
-          device::advance_descriptor(rows, k_offset(kLayout.row_major, kLayout.row_k_half_bytes, k_step));
-      device::wgmma<kN, kLayout.channel_major, kLayout.row_major>(acc[block], a, b, accumulate || k_step > 0);
+          channels, block * kLayout.block_bytes +
+                        k_offset(kLayout.channel_major, kLayout.channel_k_half_bytes, k_step));
+      const std::uint64_t b = device::advance_descriptor(
+          rows, k_offset(kLayout.row_major, kLayout.row_k_half_bytes, k_step));
+      device::wgmma<kN, kLayout.channel_major, kLayout.row_major>(acc[block], a, b,
+                                                                  accumulate || k_step > 0);
     }
   }
 }
 
-/// acc = the tile's whole chain over K. Stage k is given back once stage k + 1's products are issued: one group stays in flight.
+/// acc = the tile's whole chain over K. Stage k is given back once stage k + 1's products are
+/// issued: one group stays in flight.
 template <int kN, OperandLayout kLayout>
-__device__ inline void multiply_tile(Accumulators& acc, std::uint32_t stages, int warpgroup, const StageBarriers& barriers,
-                                     StageRing& ring, int num_k_blocks, int last_k_steps) {
-  const std::uint64_t channels = device::tile_descriptor(stages + warpgroup * kLayout.warpgroup_bytes);
-  const std::uint64_t rows = device::tile_descriptor(stages + kChannelBytes, kLayout.row_atom_bytes);
+__device__ inline void multiply_tile(Accumulators& acc, std::uint32_t stages, int warpgroup,
+                                     const StageBarriers& barriers, StageRing& ring,
+                                     int num_k_blocks, int last_k_steps) {
+  const std::uint64_t channels =
+      device::tile_descriptor(stages + warpgroup * kLayout.warpgroup_bytes);
+  const std::uint64_t rows =
+      device::tile_descriptor(stages + kChannelBytes, kLayout.row_atom_bytes);
   std::uint32_t previous = 0;
   const int num_full = last_k_steps == kKStepsPerBlock ? num_k_blocks : num_k_blocks - 1;
   for (int k_block = 0; k_block < num_full; ++k_block) {
     device::wait(barriers.filled + ring.slot * 8U, ring.parity);
     device::wgmma_begin_group();
     multiply_stage<kN, kLayout>(acc, device::advance_descriptor(channels, ring.slot * kStageBytes),
-                                device::advance_descriptor(rows, ring.slot * kStageBytes), k_block > 0);
+                                device::advance_descriptor(rows, ring.slot * kStageBytes),
+                                k_block > 0);
     device::wgmma_end_group();
     device::wgmma_wait<1>();
     if (k_block > 0) barriers.release(previous);
@@ -63,7 +72,8 @@ __device__ inline void multiply_tile(Accumulators& acc, std::uint32_t stages, in
     device::wait(barriers.filled + ring.slot * 8U, ring.parity);
     device::wgmma_begin_group();
     multiply_stage<kN, kLayout>(acc, device::advance_descriptor(channels, ring.slot * kStageBytes),
-                                device::advance_descriptor(rows, ring.slot * kStageBytes), num_full > 0, last_k_steps);
+                                device::advance_descriptor(rows, ring.slot * kStageBytes),
+                                num_full > 0, last_k_steps);
     device::wgmma_end_group();
     device::wgmma_wait<1>();
     if (num_full > 0) barriers.release(previous);
@@ -85,17 +95,19 @@ __device__ inline void skip_tile(const StageBarriers& barriers, StageRing& ring,
   }
 }
 
-/// Picks the wgmma width for the tile: one instantiation for each possible number of units, none for the others.
+/// Picks the wgmma width for the tile: one instantiation for each possible number of units, none
+/// for the others.
 template <OperandLayout kLayout, std::uint32_t kUnitsMask>
-__device__ inline void multiply_units(int num_units, Accumulators& acc, std::uint32_t stages, int warpgroup,
-                                      const StageBarriers& barriers, StageRing& ring, int num_k_blocks, int last_k_steps) {
+__device__ inline void multiply_units(int num_units, Accumulators& acc, std::uint32_t stages,
+                                      int warpgroup, const StageBarriers& barriers, StageRing& ring,
+                                      int num_k_blocks, int last_k_steps) {
   switch (num_units) {
-#define MEGAMOE_UNITS(units)                                                                                               \
-  case units:                                                                                                              \
-    if constexpr ((kUnitsMask >> (units) & 1U) != 0) {                                                                     \
-      multiply_tile<(units) * schedule::kRowsPerUnit, kLayout>(acc, stages, warpgroup, barriers, ring, num_k_blocks,      \
-                                                               last_k_steps);                                              \
-    }                                                                                                                      \
+#define MEGAMOE_UNITS(units)                                                                    \
+  case units:                                                                                   \
+    if constexpr ((kUnitsMask >> (units)&1U) != 0) {                                            \
+      multiply_tile<(units)*schedule::kRowsPerUnit, kLayout>(acc, stages, warpgroup, barriers,  \
+                                                             ring, num_k_blocks, last_k_steps); \
+    }                                                                                           \
     break
     MEGAMOE_UNITS(1);
     MEGAMOE_UNITS(2);

@@ -1,9 +1,11 @@
-// The products whose rows are tokens grouped by expert: what each one multiplies, and how its operands lie in a stage.
+// The products whose rows are tokens grouped by expert: what each one multiplies, and how its
+// operands lie in a stage.
 //
 // Shapes: N rows, H hidden, I intermediate, e experts.
 //   down     o[N, H]  = a[N, I] * down[e, H, I]^T                     channels H, K = I
-//   gate_up  a[N, I]  = act(x gate^T) * (x up^T), x[N, H]             channels I (gate and up of each), K = H
-//   dx       dx[N, H] = dg[N, I] * gate[e, I, H] + du[N, I] * up      channels H, K = all of dg, then all of du
+//   gate_up  a[N, I]  = act(x gate^T) * (x up^T), x[N, H]             channels I (gate and up of
+//   each), K = H dx       dx[N, H] = dg[N, I] * gate[e, I, H] + du[N, I] * up      channels H, K =
+//   all of dg, then all of du
 #pragma once
 
 #include <cuda.h>
@@ -19,8 +21,9 @@ enum class RowProduct { down, gate_up, gate_up_saving, dx };
 inline constexpr int kMaxSources = 2;
 inline constexpr int kMaxOutputs = 3;
 
-/// One map for each possible number of units of a tile: a copy moves exactly the tile's rows. maps[u - 1] has a box of u units
-/// where CTAs load or store whole tiles, of u half units where the CTAs of a cluster load half a tile each.
+/// One map for each possible number of units of a tile: a copy moves exactly the tile's rows.
+/// maps[u - 1] has a box of u units where CTAs load or store whole tiles, of u half units where the
+/// CTAs of a cluster load half a tile each.
 struct RowMaps {
   CUtensorMap by_units[schedule::kMaxUnitsPerTile];
 };
@@ -43,7 +46,8 @@ struct RowProductParams {
 };
 
 template <RowProduct kProduct>
-inline constexpr bool kIsGateUp = kProduct == RowProduct::gate_up || kProduct == RowProduct::gate_up_saving;
+inline constexpr bool kIsGateUp =
+    kProduct == RowProduct::gate_up || kProduct == RowProduct::gate_up_saving;
 
 /// Output channels of one CTA tile: gate and up share the 256.
 template <RowProduct kProduct>
@@ -51,7 +55,9 @@ inline constexpr int kOutputChannels = kIsGateUp<kProduct> ? kTileChannels / 2 :
 
 /// Pieces of 64 channels that one warpgroup passes to the store warps at a tile's end.
 template <RowProduct kProduct>
-inline constexpr int kPieces = kProduct == RowProduct::gate_up ? 1 : kProduct == RowProduct::gate_up_saving ? 3 : 2;
+inline constexpr int kPieces = kProduct == RowProduct::gate_up          ? 1
+                               : kProduct == RowProduct::gate_up_saving ? 3
+                                                                        : 2;
 
 struct NoActivation {};
 

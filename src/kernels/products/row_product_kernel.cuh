@@ -1,10 +1,12 @@
-// The kernel of the row products: sets up barriers and the tile list, then each warp takes its role.
+// The kernel of the row products: sets up barriers and the tile list, then each warp takes its
+// role.
 //
-// Read next: grouped_walk.cuh (which tile), load_role.cuh, math_role.cuh, epilogue.cuh, store_role.cuh.
+// Read next: grouped_walk.cuh (which tile), load_role.cuh, math_role.cuh, epilogue.cuh,
+// store_role.cuh.
 #pragma once
 
-#include "device/cluster.cuh"
 #include "base/activation.h"
+#include "device/cluster.cuh"
 #include "kernels/products/epilogue.cuh"
 #include "kernels/products/load_role.cuh"
 #include "kernels/products/math_role.cuh"
@@ -26,8 +28,8 @@ __device__ inline void init_barriers(Barriers& barriers) {
 }
 
 template <RowProduct kProduct, Shared kShared, class Activation>
-__device__ inline void math_role(const RowProductParams& params, const Activation& activation, SharedStorage& shared, int cta_rank,
-                                 int warpgroup) {
+__device__ inline void math_role(const RowProductParams& params, const Activation& activation,
+                                 SharedStorage& shared, int cta_rank, int warpgroup) {
   constexpr std::uint32_t kAllUnits = ((1U << (schedule::kMaxUnitsPerTile + 1)) - 1U) & ~1U;
   const std::uint32_t stages = device::shared_address(shared.stages);
   const std::uint32_t free = device::shared_address(shared.barriers.stage_free);
@@ -44,10 +46,11 @@ __device__ inline void math_role(const RowProductParams& params, const Activatio
       skip_tile(barriers, ring, params.num_k_blocks);
       continue;
     }
-    multiply_units<operand_layout<kProduct, kShared>(), kAllUnits>(num_units, acc, stages, warpgroup, barriers, ring,
-                                                                    params.num_k_blocks, kKStepsPerBlock);
+    multiply_units<operand_layout<kProduct, kShared>(), kAllUnits>(
+        num_units, acc, stages, warpgroup, barriers, ring, params.num_k_blocks, kKStepsPerBlock);
     if constexpr (kIsGateUp<kProduct>) {
-      write_activation<Activation, kProduct == RowProduct::gate_up_saving>(acc, num_units, activation, writer);
+      write_activation<Activation, kProduct == RowProduct::gate_up_saving>(acc, num_units,
+                                                                           activation, writer);
     } else {
       write_blocks(acc, num_units, writer);
     }
@@ -56,7 +59,8 @@ __device__ inline void math_role(const RowProductParams& params, const Activatio
 
 template <RowProduct kProduct, Shared kShared, class Activation = NoActivation>
 __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThreads, 1)
-    row_product_kernel(const __grid_constant__ RowProductParams params, const __grid_constant__ Activation activation) {
+    row_product_kernel(const __grid_constant__ RowProductParams params,
+                       const __grid_constant__ Activation activation) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
   const int warp = device::warp_idx();
@@ -73,14 +77,15 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
       if (device::elect_one()) load_role<kProduct, kShared>(params, shared, cta_rank);
     } else if (warp != static_cast<int>(ProducerWarp::idle)) {
       if (device::elect_one()) {
-        store_role<kProduct, kShared>(params, shared, cta_rank, warp - static_cast<int>(ProducerWarp::stores_slot_0));
+        store_role<kProduct, kShared>(params, shared, cta_rank,
+                                      warp - static_cast<int>(ProducerWarp::stores_slot_0));
       }
     }
     __syncwarp();
   } else {
     device::claim_registers_up_to<kMathRegisters>();
     math_role<kProduct, kShared, Activation>(params, activation, shared, cta_rank,
-                                              warp / static_cast<int>(kWarpsPerWarpgroup) - 1);
+                                             warp / static_cast<int>(kWarpsPerWarpgroup) - 1);
   }
   // Neither CTA may leave while the other still signals its barriers or multicasts into its stages.
   device::cluster_sync();

@@ -23,7 +23,8 @@ CUtensorMap weight_map_k_major(const ConstTensorView& weights, int box_channels,
   return device::encode_tensor_map(tile, name);
 }
 
-// Weights [e, K, C], channels contiguous, as sub-tiles of 64 channels: one copy brings four of them.
+// Weights [e, K, C], channels contiguous, as sub-tiles of 64 channels: one copy brings four of
+// them.
 CUtensorMap weight_map_channel_major(const ConstTensorView& weights, int box_k, const char* name) {
   device::TileDescription tile{weights.data, weights.dtype, 4};
   tile.sizes = {64, weights.sizes[1], weights.sizes[2] / 64, weights.sizes[0]};
@@ -45,12 +46,16 @@ RowMaps row_maps(const ConstTensorView& rows, int rows_per_unit, const char* nam
 }
 
 RowMaps input_maps(const ConstTensorView& rows, Sharing sharing, const char* name) {
-  return row_maps(rows, sharing == Sharing::rows ? schedule::kRowsPerUnit / 2 : schedule::kRowsPerUnit, name);
+  return row_maps(
+      rows, sharing == Sharing::rows ? schedule::kRowsPerUnit / 2 : schedule::kRowsPerUnit, name);
 }
-RowMaps output_maps(const TensorView& rows, const char* name) { return row_maps(rows, schedule::kRowsPerUnit, name); }
+RowMaps output_maps(const TensorView& rows, const char* name) {
+  return row_maps(rows, schedule::kRowsPerUnit, name);
+}
 
-// Sharing rows needs an even number of channel tiles, or a cluster's second CTA multiplies zeros; it also keeps row tiles
-// large where experts have few rows. Otherwise sharing channels reads a tenth less from the L2.
+// Sharing rows needs an even number of channel tiles, or a cluster's second CTA multiplies zeros;
+// it also keeps row tiles large where experts have few rows. Otherwise sharing channels reads a
+// tenth less from the L2.
 Sharing choose(Sharing wanted, int num_channel_tiles) {
   if (wanted != Sharing::automatic) return wanted;
   return num_channel_tiles % kClusterSize == 0 ? Sharing::rows : Sharing::channels;
@@ -62,8 +67,9 @@ void fill_rows(RowProductParams& params, const GroupedRows& rows) {
 
 }  // namespace
 
-void multiply_down(const GroupedRows& rows, const ConstTensorView& a_NI, const ConstTensorView& down_eHI,
-                   const TensorView& o_NH, const LaunchOptions& options) {
+void multiply_down(const GroupedRows& rows, const ConstTensorView& a_NI,
+                   const ConstTensorView& down_eHI, const TensorView& o_NH,
+                   const LaunchOptions& options) {
   const std::int64_t num_rows = o_NH.sizes[0];
   const std::int64_t hidden = o_NH.sizes[1];
   const std::int64_t intermediate = a_NI.sizes[1];
@@ -80,15 +86,17 @@ void multiply_down(const GroupedRows& rows, const ConstTensorView& a_NI, const C
   params.num_k_blocks = static_cast<int>(intermediate / kBlockK);
   params.num_k_blocks_a_source = params.num_k_blocks;
   const Sharing sharing = choose(options.sharing, params.num_channel_tiles);
-  params.weights[0] =
-      weight_map_k_major(down_eHI, sharing == Sharing::rows ? kTileChannels : kTileChannels / 2, "down");
+  params.weights[0] = weight_map_k_major(
+      down_eHI, sharing == Sharing::rows ? kTileChannels : kTileChannels / 2, "down");
   params.row_inputs[0] = input_maps(a_NI, sharing, "a");
   params.outputs[0] = output_maps(o_NH, "o");
-  launch_clusters(sharing == Sharing::rows ? down_sharing_rows() : down_sharing_channels(), {&params, &activation}, options);
+  launch_clusters(sharing == Sharing::rows ? down_sharing_rows() : down_sharing_channels(),
+                  {&params, &activation}, options);
 }
 
-void multiply_gate_up(const GroupedRows& rows, const ConstTensorView& x_NH, const ConstTensorView& gate_eIH,
-                      const ConstTensorView& up_eIH, const TensorView& g_NI, const TensorView& u_NI, const TensorView& a_NI,
+void multiply_gate_up(const GroupedRows& rows, const ConstTensorView& x_NH,
+                      const ConstTensorView& gate_eIH, const ConstTensorView& up_eIH,
+                      const TensorView& g_NI, const TensorView& u_NI, const TensorView& a_NI,
                       const LaunchOptions& options) {
   const std::int64_t num_rows = a_NI.sizes[0];
   const std::int64_t intermediate = a_NI.sizes[1];
@@ -119,16 +127,19 @@ void multiply_gate_up(const GroupedRows& rows, const ConstTensorView& x_NH, cons
     params.outputs[0] = output_maps(g_NI, "g");
     params.outputs[1] = output_maps(u_NI, "u");
     params.outputs[2] = output_maps(a_NI, "a");
-    launch_clusters(sharing == Sharing::rows ? gate_up_saving_sharing_rows() : gate_up_saving_sharing_channels(), {&params, &activation},
-                    options);
+    launch_clusters(sharing == Sharing::rows ? gate_up_saving_sharing_rows()
+                                             : gate_up_saving_sharing_channels(),
+                    {&params, &activation}, options);
   } else {
     params.outputs[0] = output_maps(a_NI, "a");
-    launch_clusters(sharing == Sharing::rows ? gate_up_sharing_rows() : gate_up_sharing_channels(), {&params, &activation}, options);
+    launch_clusters(sharing == Sharing::rows ? gate_up_sharing_rows() : gate_up_sharing_channels(),
+                    {&params, &activation}, options);
   }
 }
 
-void multiply_dx(const GroupedRows& rows, const ConstTensorView& dg_NI, const ConstTensorView& du_NI,
-                 const ConstTensorView& gate_eIH, const ConstTensorView& up_eIH, const TensorView& dx_NH,
+void multiply_dx(const GroupedRows& rows, const ConstTensorView& dg_NI,
+                 const ConstTensorView& du_NI, const ConstTensorView& gate_eIH,
+                 const ConstTensorView& up_eIH, const TensorView& dx_NH,
                  const LaunchOptions& options) {
   const std::int64_t num_rows = dx_NH.sizes[0];
   const std::int64_t hidden = dx_NH.sizes[1];
@@ -154,7 +165,8 @@ void multiply_dx(const GroupedRows& rows, const ConstTensorView& dg_NI, const Co
   params.row_inputs[0] = input_maps(dg_NI, sharing, "dg");
   params.row_inputs[1] = input_maps(du_NI, sharing, "du");
   params.outputs[0] = output_maps(dx_NH, "dx");
-  launch_clusters(sharing == Sharing::rows ? dx_sharing_rows() : dx_sharing_channels(), {&params, &activation}, options);
+  launch_clusters(sharing == Sharing::rows ? dx_sharing_rows() : dx_sharing_channels(),
+                  {&params, &activation}, options);
 }
 
 }  // namespace megamoe::products

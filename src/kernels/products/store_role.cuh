@@ -1,8 +1,10 @@
-// The store warps, one for each output slot: hand a finished piece to the copy engine, and the slot back once it has been read.
+// The store warps, one for each output slot: hand a finished piece to the copy engine, and the slot
+// back once it has been read.
 //
-// A warp of their own waits for the copy engine, so that the math warps never do. Pieces are numbered over the whole kernel;
-// piece q lies in slot q % 2. Within a tile the first warpgroup's pieces come first: it goes on to multiply the next tile
-// while the second warpgroup still waits for a slot, so the tensor cores keep work.
+// A warp of their own waits for the copy engine, so that the math warps never do. Pieces are
+// numbered over the whole kernel; piece q lies in slot q % 2. Within a tile the first warpgroup's
+// pieces come first: it goes on to multiply the next tile while the second warpgroup still waits
+// for a slot, so the tensor cores keep work.
 #pragma once
 
 #include "device/barrier.cuh"
@@ -13,16 +15,18 @@
 namespace megamoe::products {
 
 template <RowProduct kProduct>
-__device__ inline void store_piece(const RowProductParams& params, const GroupedTile& tile, int warpgroup, int piece,
-                                   std::uint32_t slot) {
+__device__ inline void store_piece(const RowProductParams& params, const GroupedTile& tile,
+                                   int warpgroup, int piece, std::uint32_t slot) {
   const int map_idx = kIsGateUp<kProduct> ? piece : 0;
   const int block = kIsGateUp<kProduct> ? warpgroup : warpgroup * kBlocksPerWarpgroup + piece;
   const int channel = tile.channel_tile * kOutputChannels<kProduct> + block * kBlockChannels;
-  device::store_tile(&params.outputs[map_idx].by_units[tile.num_units - 1], slot, channel, tile.first_row);
+  device::store_tile(&params.outputs[map_idx].by_units[tile.num_units - 1], slot, channel,
+                     tile.first_row);
 }
 
 template <RowProduct kProduct, Shared kShared>
-__device__ inline void store_role(const RowProductParams& params, SharedStorage& shared, int cta_rank, int slot_idx) {
+__device__ inline void store_role(const RowProductParams& params, SharedStorage& shared,
+                                  int cta_rank, int slot_idx) {
   constexpr int kPiecesPerTile = kNumMathWarpgroups * kPieces<kProduct>;
   static_assert(kPiecesPerTile % kNumSlots == 0, "a slot must hold the same pieces of every tile");
   const std::uint32_t slot = device::shared_address(shared.slots[slot_idx]);

@@ -1,8 +1,9 @@
 // The block that one CTA computes, and where everything lies in its shared memory.
 //
-// Weights take the 256 side and rows (tokens) the 192 side, so that ragged experts cost at most 15 rows: accumulators are
-// [channel, row]. Two math warpgroups own 128 channels each. A cluster of two CTAs shares one operand by multicast.
-// Three stages of 56 KB leave 48 KB for two output slots, in which a finished piece waits for the copy engine.
+// Weights take the 256 side and rows (tokens) the 192 side, so that ragged experts cost at most 15
+// rows: accumulators are [channel, row]. Two math warpgroups own 128 channels each. A cluster of
+// two CTAs shares one operand by multicast. Three stages of 56 KB leave 48 KB for two output slots,
+// in which a finished piece waits for the copy engine.
 #pragma once
 
 #include <cstdint>
@@ -49,9 +50,9 @@ enum class Shared { rows, channels };
 /// Barriers, each named by what is true once its phase completes.
 struct Barriers {
   std::uint64_t stage_filled[kNumStages];  ///< both operands of the stage arrived
-  std::uint64_t stage_free[kNumStages];    ///< all math warps of the cluster are done with the stage
-  std::uint64_t slot_filled[kNumSlots];    ///< a math warpgroup wrote a piece
-  std::uint64_t slot_free[kNumSlots];      ///< the copy engine has read the piece
+  std::uint64_t stage_free[kNumStages];  ///< all math warps of the cluster are done with the stage
+  std::uint64_t slot_filled[kNumSlots];  ///< a math warpgroup wrote a piece
+  std::uint64_t slot_free[kNumSlots];    ///< the copy engine has read the piece
 };
 
 struct SharedStorage {
@@ -64,6 +65,7 @@ inline constexpr std::uint32_t kSharedBytes = sizeof(SharedStorage);
 static_assert(kSharedBytes <= 232448, "shared memory of one SM");
 
 inline constexpr std::uint32_t kWarpsPerWarpgroup = 4;
-inline constexpr std::uint32_t kStageFreeArrivals = kClusterSize * kNumMathWarpgroups * kWarpsPerWarpgroup;
+inline constexpr std::uint32_t kStageFreeArrivals =
+    kClusterSize * kNumMathWarpgroups * kWarpsPerWarpgroup;
 
 }  // namespace megamoe::products
