@@ -31,10 +31,10 @@ __global__ __launch_bounds__(kPlanThreads) void count_kernel(const __grid_consta
   if (threadIdx.x == 0) num_filled = 0;
   __syncthreads();
 
-  for_each_window(params.shares, [&](std::int64_t slot_idx) {
+  for_each_window(params.shares, [&](int slot_idx) {
     if (slot_idx >= params.shares.num_slots) return;
-    const std::int64_t token = slot_idx / routing.top_k;
-    const int slot = static_cast<int>(slot_idx % routing.top_k);
+    const int token = slot_idx / routing.top_k;
+    const int slot = slot_idx % routing.top_k;
     const SlotFacts facts = describe_slot(params.input, owner_E, routing.top_k, token, slot);
     const std::int32_t id = params.input.raw(token, slot);
     if (params.weights != nullptr) {

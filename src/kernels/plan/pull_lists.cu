@@ -25,11 +25,10 @@ struct ListParams {
 };
 
 __device__ SlotFacts facts_of(const RankView& view, const ListParams& params,
-                              const ListShared& shared, std::int64_t slot_idx) {
+                              const ListShared& shared, int slot_idx) {
   if (slot_idx >= params.shares.num_slots) return {};
   const int top_k = view.routing().top_k;
-  return describe_slot(params.ids, shared.owner_E, top_k, slot_idx / top_k,
-                       static_cast<int>(slot_idx % top_k));
+  return describe_slot(params.ids, shared.owner_E, top_k, slot_idx / top_k, slot_idx % top_k);
 }
 
 __device__ void clear(const RankView& view, ListShared& shared) {
@@ -45,7 +44,7 @@ __device__ void clear(const RankView& view, ListShared& shared) {
 __device__ void count_by_warp(const RankView& view, const ListParams& params, ListShared& shared) {
   const int warp = device::warp_idx();
   std::int32_t num_filled = 0;
-  for_each_window(params.shares, [&](std::int64_t slot_idx) {
+  for_each_window(params.shares, [&](int slot_idx) {
     const SlotFacts facts = facts_of(view, params, shared, slot_idx);
     num_filled += __popc(__ballot_sync(0xffffffffU, facts.expert >= 0));
     if (facts.expert >= 0) atomicAdd(&shared.rows[warp][facts.expert], 1);
@@ -103,7 +102,7 @@ __device__ void write_lists(const RankView& view, const ListParams& params, List
   const int warp = device::warp_idx();
   std::int32_t filled = shared.filled_before;
   for (int earlier = 0; earlier < warp; ++earlier) filled += shared.filled[earlier];
-  for_each_window(params.shares, [&](std::int64_t slot_idx) {
+  for_each_window(params.shares, [&](int slot_idx) {
     const SlotFacts facts = facts_of(view, params, shared, slot_idx);
     const bool is_filled = facts.expert >= 0;
     const unsigned filled_lanes = __ballot_sync(0xffffffffU, is_filled);
@@ -112,11 +111,8 @@ __device__ void write_lists(const RankView& view, const ListParams& params, List
     const std::int32_t filled_before_token =
         filled + __popc(filled_lanes & ((1U << device::lane_idx()) - 1U)) - facts.num_filled_before;
     const std::int32_t place = filled_before_token + facts.num_before;
-    const auto slot = static_cast<std::int32_t>(slot_idx % top_k);
-    if (is_filled) lists.slots[place] = {row, slot, facts.expert};
-    if (facts.is_pull) {
-      lists.tokens[pull] = {static_cast<std::int32_t>(slot_idx / top_k), facts.num_slots, place};
-    }
+    if (is_filled) lists.slots[place] = {row, slot_idx % top_k, facts.expert};
+    if (facts.is_pull) lists.tokens[pull] = {slot_idx / top_k, facts.num_slots, place};
     filled += __popc(filled_lanes);
   });
 }

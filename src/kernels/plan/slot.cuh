@@ -19,7 +19,7 @@ inline constexpr int kPlanWarps = kPlanThreads / device::kWarpSize;
 
 /// Slots of each block; the last may have fewer.
 struct SlotShares {
-  std::int64_t num_slots;
+  std::int32_t num_slots;      ///< check_supported() keeps it below 2^31
   std::int32_t slots_a_block;  ///< a multiple of kPlanThreads
   std::int32_t num_blocks;
 };
@@ -28,7 +28,8 @@ inline SlotShares share_slots(std::int64_t num_slots) {
   const std::int64_t a_block =
       round_up((num_slots + kMaxPlanBlocks - 1) / kMaxPlanBlocks, kPlanThreads);
   const std::int64_t num_blocks = num_slots == 0 ? 0 : (num_slots + a_block - 1) / a_block;
-  return {num_slots, static_cast<std::int32_t>(a_block), static_cast<std::int32_t>(num_blocks)};
+  return {static_cast<std::int32_t>(num_slots), static_cast<std::int32_t>(a_block),
+          static_cast<std::int32_t>(num_blocks)};
 }
 
 /// Calls body(slot_idx) for every slot of the calling warp; all lanes take part in every window,
@@ -36,8 +37,8 @@ inline SlotShares share_slots(std::int64_t num_slots) {
 template <class Body>
 __device__ void for_each_window(const SlotShares& shares, Body body) {
   const int a_warp = shares.slots_a_block / kPlanWarps;
-  const std::int64_t begin =
-      static_cast<std::int64_t>(blockIdx.x) * shares.slots_a_block + device::warp_idx() * a_warp;
+  const int begin =
+      static_cast<int>(blockIdx.x) * shares.slots_a_block + device::warp_idx() * a_warp;
   for (int window = 0; window < a_warp; window += device::kWarpSize) {
     if (begin + window >= shares.num_slots) return;
     body(begin + window + device::lane_idx());
@@ -50,10 +51,8 @@ struct IdReader {
   std::int64_t stride;
   std::int32_t num_experts;
 
-  __device__ std::int32_t raw(std::int64_t token, int slot) const {
-    return ids[token * stride + slot];
-  }
-  __device__ std::int32_t expert(std::int64_t token, int slot) const {
+  __device__ std::int32_t raw(int token, int slot) const { return ids[token * stride + slot]; }
+  __device__ std::int32_t expert(int token, int slot) const {
     const std::int32_t id = raw(token, slot);
     return id >= 0 && id < num_experts ? id : -1;
   }
@@ -86,33 +85,40 @@ struct SlotFacts {
   std::int32_t num_filled_before = 0;  ///< slots of the token before it in slot order
 };
 
-/// owner_E: the rank of each expert.
+/// owner_E: the rank of each expert. All ids of the token are loaded before any is used.
 __device__ inline SlotFacts describe_slot(const IdReader& reader, const std::uint8_t* owner_E,
-                                          int top_k, std::int64_t token, int slot) {
+                                          int top_k, int token, int slot) {
+  std::int32_t experts[kMaxSlots];
+  int owners[kMaxSlots];
+#pragma unroll
+  for (int i = 0; i < kMaxSlots; ++i) experts[i] = i < top_k ? reader.expert(token, i) : -1;
+#pragma unroll
+  for (int i = 0; i < kMaxSlots; ++i) owners[i] = experts[i] >= 0 ? owner_E[experts[i]] : -1;
+
   SlotFacts facts;
   facts.expert = reader.expert(token, slot);
-  const int owner = facts.expert < 0 ? -1 : owner_E[facts.expert];
+  if (facts.expert < 0) return facts;
+  const int owner = owner_E[facts.expert];
   facts.first_expert = facts.expert;
   RankSet before;  // destinations whose first slot comes before this slot's destination's
   bool seen_owner = false;
-  for (int other = 0; other < top_k; ++other) {
-    const std::int32_t expert = reader.expert(token, other);
-    if (expert < 0) continue;
-    if (other < slot) ++facts.num_filled_before;
-    const int other_owner = owner_E[expert];
-    if (other_owner == owner) {
-      if (!seen_owner) facts.is_pull = other == slot;
+#pragma unroll
+  for (int i = 0; i < kMaxSlots; ++i) {
+    if (owners[i] < 0) continue;
+    if (i < slot) ++facts.num_filled_before;
+    if (owners[i] == owner) {
+      if (!seen_owner) facts.is_pull = i == slot;
       seen_owner = true;
       ++facts.num_slots;
-      if (other < slot) ++facts.num_before;
-      facts.first_expert = min(facts.first_expert, expert);
+      if (i < slot) ++facts.num_before;
+      facts.first_expert = min(facts.first_expert, experts[i]);
     } else if (!seen_owner) {
-      before.add(other_owner);
+      before.add(owners[i]);
     }
   }
-  for (int other = 0; other < top_k; ++other) {
-    const std::int32_t expert = reader.expert(token, other);
-    if (expert >= 0 && before.has(owner_E[expert])) ++facts.num_before;
+#pragma unroll
+  for (int i = 0; i < kMaxSlots; ++i) {
+    if (owners[i] >= 0 && before.has(owners[i])) ++facts.num_before;
   }
   return facts;
 }
