@@ -6,9 +6,9 @@
 
 namespace megamoe::gpu {
 
-void load_count_kernel();
+void load_count_kernels();
 void load_enter_kernel();
-void load_list_kernel();
+void load_list_kernels();
 void load_stage_kernel();
 void load_meet_kernel();
 void load_pull_kernels();
@@ -37,9 +37,9 @@ void load_kernel(const void* kernel) {
 }
 
 void load_exchange_kernels() {
-  load_count_kernel();
+  load_count_kernels();
   load_enter_kernel();
-  load_list_kernel();
+  load_list_kernels();
   load_stage_kernel();
   load_meet_kernel();
   load_pull_kernels();

@@ -15,6 +15,7 @@ struct CountParams {
   std::byte* plan;
 };
 
+template <int kSlots>
 __global__ __launch_bounds__(kPlanThreads) void count_kernel(const __grid_constant__ RankView view,
                                                              CountParams params) {
   __shared__ std::int32_t rows_E[kMaxExperts];
@@ -35,7 +36,8 @@ __global__ __launch_bounds__(kPlanThreads) void count_kernel(const __grid_consta
     if (slot_idx >= params.shares.num_slots) return;
     const int token = slot_idx / routing.top_k;
     const int slot = slot_idx % routing.top_k;
-    const SlotFacts facts = describe_slot(params.input, owner_E, routing.top_k, token, slot);
+    const SlotFacts facts =
+        describe_slot<kSlots>(params.input, owner_E, routing.top_k, token, slot);
     const std::int32_t id = params.input.raw(token, slot);
     if (params.weights != nullptr) {
       view.plan_layout.ids_TK.in(params.plan)[slot_idx] = id;
@@ -65,7 +67,9 @@ __global__ __launch_bounds__(kPlanThreads) void count_kernel(const __grid_consta
 
 void launch(const RankView& view, const CountParams& params, cudaStream_t stream) {
   if (params.shares.num_blocks == 0) return;
-  count_kernel<<<params.shares.num_blocks, kPlanThreads, 0, stream>>>(view, params);
+  const auto kernel =
+      view.routing().top_k <= kFewSlots ? &count_kernel<kFewSlots> : &count_kernel<kMaxSlots>;
+  kernel<<<params.shares.num_blocks, kPlanThreads, 0, stream>>>(view, params);
   check_launch("count_slots");
 }
 
@@ -93,6 +97,9 @@ void count_planned_slots(const RankView& view, std::byte* plan, std::int64_t num
          stream);
 }
 
-void load_count_kernel() { load_kernel(reinterpret_cast<const void*>(&count_kernel)); }
+void load_count_kernels() {
+  load_kernel(reinterpret_cast<const void*>(&count_kernel<kFewSlots>));
+  load_kernel(reinterpret_cast<const void*>(&count_kernel<kMaxSlots>));
+}
 
 }  // namespace megamoe::gpu

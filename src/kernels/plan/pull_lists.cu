@@ -24,11 +24,13 @@ struct ListParams {
   SlotShares shares;
 };
 
+template <int kSlots>
 __device__ SlotFacts facts_of(const RankView& view, const ListParams& params,
                               const ListShared& shared, int slot_idx) {
   if (slot_idx >= params.shares.num_slots) return {};
   const int top_k = view.routing().top_k;
-  return describe_slot(params.ids, shared.owner_E, top_k, slot_idx / top_k, slot_idx % top_k);
+  return describe_slot<kSlots>(params.ids, shared.owner_E, top_k, slot_idx / top_k,
+                               slot_idx % top_k);
 }
 
 __device__ void clear(const RankView& view, ListShared& shared) {
@@ -41,11 +43,12 @@ __device__ void clear(const RankView& view, ListShared& shared) {
   __syncthreads();
 }
 
+template <int kSlots>
 __device__ void count_by_warp(const RankView& view, const ListParams& params, ListShared& shared) {
   const int warp = device::warp_idx();
   std::int32_t num_filled = 0;
   for_each_window(params.shares, [&](int slot_idx) {
-    const SlotFacts facts = facts_of(view, params, shared, slot_idx);
+    const SlotFacts facts = facts_of<kSlots>(view, params, shared, slot_idx);
     num_filled += __popc(__ballot_sync(0xffffffffU, facts.expert >= 0));
     if (facts.expert >= 0) atomicAdd(&shared.rows[warp][facts.expert], 1);
     if (facts.is_pull) atomicAdd(&shared.pulls[warp][facts.first_expert], 1);
@@ -96,6 +99,7 @@ __device__ std::int32_t take_place(std::int32_t* next, std::int32_t key, bool ta
   return first + rank;
 }
 
+template <int kSlots>
 __device__ void write_lists(const RankView& view, const ListParams& params, ListShared& shared) {
   const PullLists lists = view.pull_lists(view.rank);
   const int top_k = view.routing().top_k;
@@ -103,7 +107,7 @@ __device__ void write_lists(const RankView& view, const ListParams& params, List
   std::int32_t filled = shared.filled_before;
   for (int earlier = 0; earlier < warp; ++earlier) filled += shared.filled[earlier];
   for_each_window(params.shares, [&](int slot_idx) {
-    const SlotFacts facts = facts_of(view, params, shared, slot_idx);
+    const SlotFacts facts = facts_of<kSlots>(view, params, shared, slot_idx);
     const bool is_filled = facts.expert >= 0;
     const unsigned filled_lanes = __ballot_sync(0xffffffffU, is_filled);
     const std::int32_t row = take_place(shared.rows[warp], facts.expert, is_filled);
@@ -117,14 +121,15 @@ __device__ void write_lists(const RankView& view, const ListParams& params, List
   });
 }
 
+template <int kSlots>
 __global__ __launch_bounds__(kPlanThreads) void list_kernel(const __grid_constant__ RankView view,
                                                             const ListParams params) {
   __shared__ ListShared shared;
   if (view.control()->call_failed != 0) return;
   clear(view, shared);
-  count_by_warp(view, params, shared);
+  count_by_warp<kSlots>(view, params, shared);
   place_warps(view, shared);
-  write_lists(view, params, shared);
+  write_lists<kSlots>(view, params, shared);
 }
 
 }  // namespace
@@ -136,10 +141,14 @@ void write_pull_lists(const RankView& view, std::byte* plan, std::int64_t num_to
   if (shares.num_blocks == 0) return;
   const ListParams params{{view.plan_layout.ids_TK.in(plan), top_k, view.routing().num_experts},
                           shares};
-  list_kernel<<<shares.num_blocks, kPlanThreads, 0, stream>>>(view, params);
+  const auto kernel = top_k <= kFewSlots ? &list_kernel<kFewSlots> : &list_kernel<kMaxSlots>;
+  kernel<<<shares.num_blocks, kPlanThreads, 0, stream>>>(view, params);
   check_launch("write_pull_lists");
 }
 
-void load_list_kernel() { load_kernel(reinterpret_cast<const void*>(&list_kernel)); }
+void load_list_kernels() {
+  load_kernel(reinterpret_cast<const void*>(&list_kernel<kFewSlots>));
+  load_kernel(reinterpret_cast<const void*>(&list_kernel<kMaxSlots>));
+}
 
 }  // namespace megamoe::gpu

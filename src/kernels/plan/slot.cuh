@@ -32,6 +32,9 @@ inline SlotShares share_slots(std::int64_t num_slots) {
           static_cast<std::int32_t>(num_blocks)};
 }
 
+/// Most slots a token that kernels are compiled for; the first is what most models have.
+inline constexpr int kFewSlots = 8;
+
 /// Calls body(slot_idx) for every slot of the calling warp; all lanes take part in every window,
 /// with slot_idx >= num_slots where there is none.
 template <class Body>
@@ -85,15 +88,17 @@ struct SlotFacts {
   std::int32_t num_filled_before = 0;  ///< slots of the token before it in slot order
 };
 
-/// owner_E: the rank of each expert. All ids of the token are loaded before any is used.
-__device__ inline SlotFacts describe_slot(const IdReader& reader, const std::uint8_t* owner_E,
-                                          int top_k, int token, int slot) {
-  std::int32_t experts[kMaxSlots];
-  int owners[kMaxSlots];
+/// owner_E: the rank of each expert. All ids of the token, at most kSlots, are loaded before any is
+/// used.
+template <int kSlots>
+__device__ SlotFacts describe_slot(const IdReader& reader, const std::uint8_t* owner_E, int top_k,
+                                   int token, int slot) {
+  std::int32_t experts[kSlots];
+  int owners[kSlots];
 #pragma unroll
-  for (int i = 0; i < kMaxSlots; ++i) experts[i] = i < top_k ? reader.expert(token, i) : -1;
+  for (int i = 0; i < kSlots; ++i) experts[i] = i < top_k ? reader.expert(token, i) : -1;
 #pragma unroll
-  for (int i = 0; i < kMaxSlots; ++i) owners[i] = experts[i] >= 0 ? owner_E[experts[i]] : -1;
+  for (int i = 0; i < kSlots; ++i) owners[i] = experts[i] >= 0 ? owner_E[experts[i]] : -1;
 
   SlotFacts facts;
   facts.expert = reader.expert(token, slot);
@@ -103,7 +108,7 @@ __device__ inline SlotFacts describe_slot(const IdReader& reader, const std::uin
   RankSet before;  // destinations whose first slot comes before this slot's destination's
   bool seen_owner = false;
 #pragma unroll
-  for (int i = 0; i < kMaxSlots; ++i) {
+  for (int i = 0; i < kSlots; ++i) {
     if (owners[i] < 0) continue;
     if (i < slot) ++facts.num_filled_before;
     if (owners[i] == owner) {
@@ -117,7 +122,7 @@ __device__ inline SlotFacts describe_slot(const IdReader& reader, const std::uin
     }
   }
 #pragma unroll
-  for (int i = 0; i < kMaxSlots; ++i) {
+  for (int i = 0; i < kSlots; ++i) {
     if (owners[i] >= 0 && before.has(owners[i])) ++facts.num_before;
   }
   return facts;
