@@ -73,10 +73,53 @@ TEST(ThreadCommunicator, HeapsReachPeersAndStartZeroed) {
 
 TEST(ThreadCommunicator, AHeapThatDoesNotFitIsAnErrorOnEveryRank) {
   run_ranks(2, [](Communicator& group) {
-    const std::size_t bytes = group.rank() == 1 ? std::size_t{1} << 62 : 16;
-    const Error error = error_of([&] { group.allocate_symmetric(bytes, kDeadline); });
+    const Error error =
+        error_of([&] { group.allocate_symmetric(std::size_t{1} << 62, kDeadline); });
     EXPECT_EQ(error.code(), ErrorCode::out_of_memory);
-    EXPECT_NE(std::string(error.what()).find("rank 1"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("rank 0"), std::string::npos) << error.what();
+    EXPECT_NE(group.allocate_symmetric(16, kDeadline), nullptr);  // the group is still usable
+  });
+}
+
+TEST(ThreadCommunicator, RanksInDifferentCallsLearnWhereEachIs) {
+  run_ranks(3, [](Communicator& group) {
+    std::vector<int> data(300);
+    const auto expect_mismatch = [&](auto usual, auto different, const char* usual_text,
+                                     const char* different_text) {
+      const Error error = error_of([&] {
+        if (group.rank() == 2) {
+          different();
+        } else {
+          usual();
+        }
+      });
+      EXPECT_EQ(error.code(), ErrorCode::config_mismatch);
+      const std::string text = error.what();
+      EXPECT_NE(text.find("rank 0 is at " + std::string(usual_text)), std::string::npos) << text;
+      EXPECT_NE(text.find("rank 2 at " + std::string(different_text)), std::string::npos) << text;
+      group.barrier("the group is still usable", kDeadline);
+    };
+    const auto barrier = [&](const char* what) {
+      return [&group, what] { group.barrier(what, kDeadline); };
+    };
+    const auto gather = [&](std::size_t bytes) {
+      return [&group, &data, bytes] {
+        group.all_gather(data.data() + 200, data.data(), bytes, "a gather", kDeadline);
+      };
+    };
+    const auto sum = [&] {
+      group.all_reduce_sum(std::vector<float>(6).data(), 6, "a sum", kDeadline);
+    };
+    const auto heap = [&](std::size_t bytes) {
+      return [&group, bytes] { group.allocate_symmetric(bytes, kDeadline); };
+    };
+    expect_mismatch(barrier("step 7"), barrier("step 8"), "step 7", "step 8");
+    expect_mismatch(gather(8), gather(24), "a gather (a gather of 8", "a gather (a gather of 24");
+    expect_mismatch(gather(24), sum, "a gather", "a sum");
+    expect_mismatch(heap(64), heap(128), "the allocation of a symmetric heap of 64",
+                    "the allocation of a symmetric heap of 128");
+    expect_mismatch(barrier("step 9"), heap(64), "step 9", "the allocation");
+    expect_mismatch(heap(64), gather(24), "the allocation", "a gather");
   });
 }
 

@@ -248,6 +248,18 @@ TEST_P(ProductTest, NanInfinityAndSubnormalsStayInTheirRowAndColumn) {
   EXPECT_TRUE(std::isfinite(at(0, 0)));
 }
 
+TEST_P(ProductTest, RoundsOnceWhereAProductAloneWouldOverflowOrUnderflow) {
+  // Elsewhere the product of two bf16 is exact in fp32 and a separate addition gives equal bits.
+  const bf16 a[2] = {to_bf16(0x1p64F), to_bf16(0x1p-75F)};
+  const bf16 b[2] = {to_bf16(0x1p64F), to_bf16(0x1p-75F)};
+  float overflow = -0x1p127F;
+  product(1, 1, 1, {a, 1, 1}, {b, 1, 1}, &overflow, 1, ChainStart::output, scratch_);
+  EXPECT_EQ(overflow, 0x1p127F);
+  float underflow = 0x1p-149F;
+  product(1, 1, 1, {a + 1, 1, 1}, {b + 1, 1, 1}, &underflow, 1, ChainStart::output, scratch_);
+  EXPECT_EQ(underflow, 0x1p-148F);
+}
+
 TEST_P(ProductTest, EmptyProductsTouchOnlyWhatTheyMust) {
   const Operand nothing{nullptr, 1, 1};
   product(0, 5, 5, nothing, nothing, nullptr, 5, ChainStart::zero, scratch_);

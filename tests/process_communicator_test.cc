@@ -142,6 +142,35 @@ TEST(ProcessCommunicator, AbortCarriesTheReason) {
   }));
 }
 
+TEST(ProcessCommunicator, ProcessesInDifferentCallsLearnWhereEachIs) {
+  expect_all_succeed(run_processes(2, [](const std::string& name, int rank) {
+    const auto group = make_process_communicator(name, rank, 2, kDeadline);
+    for (int round = 0; round < 5; ++round) {
+      const auto expect_mismatch = [&](const char* text, auto first, auto second) {
+        const Error error = error_of([&] { rank == 0 ? first() : second(); });
+        expect(error.code() == ErrorCode::config_mismatch && contains(error, text), error.what());
+        // The group is still usable, and gathers what was sent.
+        const int mine = 10 * round + rank;
+        int all[2] = {};
+        group->all_gather(&mine, all, sizeof(int), "test", kDeadline);
+        expect(all[0] == 10 * round && all[1] == 10 * round + 1, "gather");
+      };
+      std::vector<int> data(100);
+      const auto barrier = [&] { group->barrier("a barrier here", kDeadline); };
+      const auto gather = [&] { group->all_gather(&data[50], data.data(), 8, "g", kDeadline); };
+      const auto longer = [&] { group->all_gather(&data[50], data.data(), 12, "g", kDeadline); };
+      const auto heap = [&] { group->allocate_symmetric(64, kDeadline); };
+      const auto larger_heap = [&] { group->allocate_symmetric(65, kDeadline); };
+      expect_mismatch("rank 1 at a barrier here", gather, barrier);
+      expect_mismatch("rank 1 at g (a gather of 12 bytes)", gather, longer);
+      expect_mismatch("rank 0 is at the allocation", heap, barrier);
+      expect_mismatch("rank 1 at the allocation of a symmetric heap of 65", heap, larger_heap);
+      heap();
+    }
+  }));
+  EXPECT_EQ(segments_of_this_test(), 0U);
+}
+
 TEST(ProcessCommunicator, AMissingProcessIsADeadlineThatNamesIt) {
   expect_all_succeed(run_processes(1, [](const std::string& name, int rank) {
     const Error error = error_of([&] { make_process_communicator(name, rank, 2, 0.2); });

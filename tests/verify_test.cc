@@ -1,12 +1,14 @@
 // The CPU backend against the oracle: every routing pattern, R, T, activation and mode; and that a
 // wrong weight is found.
+#include "verify/verify.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <string>
 #include <vector>
 
-#include "verify/judge.h"
+#include "layer_fixture.h"
 #include "verify/problem.h"
 #include "verify/run.h"
 
@@ -21,8 +23,8 @@ ProblemSpec spec_of(RoutingPattern routing, int num_ranks, std::int64_t num_toke
   return spec;
 }
 
-void expect_right(const Problem& problem, const RunOptions& options) {
-  const auto comparisons = judge_layer(problem, run_layer(problem, options), options);
+void expect_verified(const Problem& problem, const RunOptions& options) {
+  const auto comparisons = verify_backend(problem, options);
   EXPECT_TRUE(all_passed(comparisons)) << failures(comparisons);
 }
 
@@ -59,10 +61,84 @@ class VerifyPattern : public testing::TestWithParam<PatternCase> {};
 
 TEST_P(VerifyPattern, IsRight) {
   const auto& [routing, num_ranks, num_tokens] = GetParam();
-  expect_right(make_problem(spec_of(routing, num_ranks, num_tokens)), {});
+  expect_verified(make_problem(spec_of(routing, num_ranks, num_tokens)), {});
 }
 
 INSTANTIATE_TEST_SUITE_P(All, VerifyPattern, testing::ValuesIn(pattern_cases()), case_name);
+
+std::string failed_names(const std::vector<Comparison>& comparisons) {
+  std::string names;
+  for (const Comparison& comparison : comparisons) {
+    if (!comparison.passed) names += comparison.name + " ";
+  }
+  return names;
+}
+
+TEST(Verify, FindsOnePerturbedWeight) {
+  for (const RoutingPattern routing : kPatterns) {
+    for (const int num_ranks : {1, 2}) {
+      for (const std::int64_t num_tokens : {1, 64}) {
+        SCOPED_TRACE(testing::Message()
+                     << to_string(routing) << " R=" << num_ranks << " T=" << num_tokens);
+        const Problem problem = make_problem(spec_of(routing, num_ranks, num_tokens));
+        const auto failed_with = [&](ExpertWeight weight) {
+          return failed_names(verify_backend(problem, {}, weight));
+        };
+        // y can hide a weight of gate or up: where act(g) happens to be small. dx cannot.
+        EXPECT_NE(failed_with(ExpertWeight::gate).find("dx"), std::string::npos);
+        EXPECT_NE(failed_with(ExpertWeight::up).find("dx"), std::string::npos);
+        const std::string down = failed_with(ExpertWeight::down);
+        EXPECT_EQ(down.rfind("y dx ", 0), 0U) << down;
+        EXPECT_EQ(down.find("ddown"), std::string::npos) << down;  // it does not depend on it
+      }
+    }
+  }
+}
+
+TEST(Verify, EveryActivationModeAndGradientStorage) {
+  for (const ActivationKind kind :
+       {ActivationKind::swiglu, ActivationKind::clamped_swiglu, ActivationKind::gelu_erf,
+        ActivationKind::gelu_tanh, ActivationKind::relu2, ActivationKind::identity}) {
+    for (const MemoryMode memory_mode : {MemoryMode::saved, MemoryMode::recompute}) {
+      for (const WeightGradientMode gradient_mode :
+           {WeightGradientMode::store_bf16, WeightGradientMode::store_fp32,
+            WeightGradientMode::accumulate_fp32}) {
+        SCOPED_TRACE(testing::Message() << to_string(kind) << static_cast<int>(memory_mode)
+                                        << static_cast<int>(gradient_mode));
+        ProblemSpec spec = spec_of(RoutingPattern::uniform, 2, 50);
+        spec.activation = {kind, 1.0F};
+        RunOptions options;
+        options.memory_mode = memory_mode;
+        options.weight_gradient_mode = gradient_mode;
+        options.initial_gradient = 0.5F;
+        expect_verified(make_problem(spec), options);
+      }
+    }
+  }
+}
+
+TEST(Verify, FindsSwappedGateAndUp) {
+  Problem problem = make_problem(spec_of(RoutingPattern::uniform, 2, 20));
+  const Problem right = problem;
+  std::swap(problem.gate_EIH, problem.up_EIH);
+  const std::string names = failed_names(judge_layer(right, run_layer(problem, {}), {}));
+  EXPECT_EQ(names, "y dx dgate dup ddown dweights ");
+}
+
+TEST(Verify, FindsGradientsOfTwiceTheSum) {
+  const Problem problem = make_problem(spec_of(RoutingPattern::uniform, 2, 20));
+  RunOptions options;
+  options.weight_gradient_mode = WeightGradientMode::accumulate_fp32;
+  const LayerTensors tensors =
+      run_sessions(problem, options, [](RankSession& session, Communicator&) {
+        for (int step = 0; step < 2; ++step) {
+          const CallContext context = session.forward();
+          session.backward(context);
+        }
+      });
+  const std::string names = failed_names(judge_layer(problem, tensors, options));
+  EXPECT_EQ(names, "dgate dup ddown ");
+}
 
 TEST(Verify, TinyTokenCountsAtManySeeds) {
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
@@ -71,7 +147,7 @@ TEST(Verify, TinyTokenCountsAtManySeeds) {
     spec.hidden_dim = 8 + 8 * (seed % 3);
     spec.intermediate_dim = 8 + 8 * (seed % 5);
     SCOPED_TRACE(seed);
-    expect_right(make_problem(spec), {});
+    expect_verified(make_problem(spec), {});
   }
 }
 

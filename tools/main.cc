@@ -22,6 +22,8 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   megamoe::tools::add_info_command(app);
   megamoe::tools::add_bench_command(app, join(argc, argv));
+  megamoe::tools::add_train_command(app);
+  megamoe::tools::add_verify_command(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

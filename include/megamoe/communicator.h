@@ -23,6 +23,8 @@ class SymmetricHeap {
 /// them, in the same order, with the same sizes. They throw Error with
 ///   - peer_failed when a rank that they wait for has failed or left (the message names it and
 ///   why),
+///   - config_mismatch when they are in different calls (the message says where each is); the group
+///     stays usable,
 ///   - deadline_exceeded after `deadline_s` seconds, naming the ranks that are missing and `what`.
 /// After a missed deadline the communicator is broken: every later call throws. One thread at a
 /// time.

@@ -6,4 +6,5 @@
 #include "megamoe/config.h"        // IWYU pragma: export
 #include "megamoe/error.h"         // IWYU pragma: export
 #include "megamoe/layer.h"         // IWYU pragma: export
+#include "megamoe/router.h"        // IWYU pragma: export
 #include "megamoe/tensor.h"        // IWYU pragma: export

@@ -8,6 +8,9 @@ build_packages=(g++ cmake ninja-build git libhwy-dev libcli11-dev nlohmann-json3
 test_packages=(libgtest-dev libbenchmark-dev)
 # shellcheck disable=SC2034
 lint_packages=(clang-format-14 clang-tidy-14 shellcheck)
+# For pip, which fetches the CUTLASS headers.
+# shellcheck disable=SC2034
+cuda_packages=(python3 python3-pip)
 
 # missing_packages NAME...: prints those that are not installed.
 missing_packages() {

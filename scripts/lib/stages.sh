@@ -5,13 +5,14 @@
 
 stage_skipped=77
 : "${jobs:?the number of parallel jobs, set by the script that sources this file}"
+: "${cuda_packages[0]:?source packages.sh first}"
 
 # run_stage NAME: runs stage_NAME with its output in the log, counts and reports it.
 run_stage() {
   local stage=$1 log=build/logs/$1.log junit=build/logs/$1.xml status=0 start=$SECONDS
   local passed=0 failed=0 skipped=0
   rm -f "$junit"
-  "stage_$stage" >"$log" 2>&1 </dev/null || status=$?
+  ("stage_$stage") >"$log" 2>&1 </dev/null || status=$?
   if [[ -f $junit ]]; then
     read -r passed failed skipped < <(junit_counts "$junit")
     # What ctest counts as neither (a program that could not start, say) must not look like success.
@@ -78,6 +79,7 @@ stage_cuda() {
     return $stage_skipped
   }
   say "building with $nvcc"
+  ensure_packages "${cuda_packages[@]}"
   configure cuda -DCMAKE_CUDA_COMPILER="$nvcc" && build cuda "$jobs" &&
     run_tests cuda "$jobs" build/logs/cuda.xml -L gpu
 }

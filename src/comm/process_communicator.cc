@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/meeting.h"
 #include "comm/shared_memory.h"
 #include "layer/agreement.h"
 #include "megamoe/communicator.h"
@@ -37,6 +38,9 @@ constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
 struct alignas(64) RankRecord {
   std::atomic<std::int32_t> process_id;
   std::atomic<std::uint64_t> num_arrivals;  ///< meetings that the rank has come to
+  /// Of the last two meetings, in turn: a slow rank still reads this one's while a fast one is at
+  /// the next. Written before `num_arrivals`.
+  std::array<MeetingPurpose, 2> purposes;
   std::atomic<std::int32_t> departure;  ///< 1 for the first rank that left, 0 while it takes part
   std::array<char, 256> departure_reason;  ///< written before `departure`
 };
@@ -115,7 +119,7 @@ class ProcessCommunicator final : public Communicator {
         control_(*reinterpret_cast<Control*>(memory_.data())) {
     join();
     try {
-      meet("the other processes of the group", deadline_s);
+      meet(meeting_purpose(Kind::barrier, 0, "the other processes of the group"), deadline_s);
     } catch (const Error& error) {
       depart(error.what());
       SharedMemory::unlink(prefix_);
@@ -133,17 +137,21 @@ class ProcessCommunicator final : public Communicator {
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return num_ranks_; }
 
-  void barrier(const char* what, double deadline_s) override { meet(what, deadline_s); }
+  void barrier(const char* what, double deadline_s) override {
+    meet(meeting_purpose(Kind::barrier, 0, what), deadline_s);
+  }
 
   void all_gather(const void* mine, void* all, std::size_t bytes, const char* what,
                   double deadline_s) override {
+    const MeetingPurpose purpose = meeting_purpose(Kind::all_gather, bytes, what);
     std::size_t offset = 0;
     do {
       const std::size_t piece = std::min(kPieceBytes, bytes - offset);
-      exchange(static_cast<const std::byte*>(mine) + offset, piece, what, deadline_s);
+      exchange(static_cast<const std::byte*>(mine) + offset, piece, purpose, deadline_s);
       for (int peer = 0; peer < num_ranks_; ++peer) {
         if (piece == 0) continue;
-        std::memcpy(static_cast<std::byte*>(all) + peer * bytes + offset, mailbox(peer), piece);
+        std::memcpy(static_cast<std::byte*>(all) + peer * bytes + offset,
+                    mailbox(peer, num_meetings_), piece);
       }
       offset += piece;
     } while (offset < bytes);
@@ -151,14 +159,15 @@ class ProcessCommunicator final : public Communicator {
 
   void all_reduce_sum(float* values, std::size_t count, const char* what,
                       double deadline_s) override {
+    const MeetingPurpose purpose = meeting_purpose(Kind::all_reduce, count * sizeof(float), what);
     constexpr std::size_t kPieceFloats = kPieceBytes / sizeof(float);
     for (std::size_t begin = 0; begin < count; begin += kPieceFloats) {
       const std::size_t piece = std::min(kPieceFloats, count - begin);
-      exchange(values + begin, piece * sizeof(float), what, deadline_s);
+      exchange(values + begin, piece * sizeof(float), purpose, deadline_s);
       for (std::size_t i = 0; i < piece; ++i) {
-        float sum = reinterpret_cast<const float*>(mailbox(0))[i];
+        float sum = reinterpret_cast<const float*>(mailbox(0, num_meetings_))[i];
         for (int peer = 1; peer < num_ranks_; ++peer) {
-          sum += reinterpret_cast<const float*>(mailbox(peer))[i];
+          sum += reinterpret_cast<const float*>(mailbox(peer, num_meetings_))[i];
         }
         values[begin + i] = sum;
       }
@@ -167,6 +176,8 @@ class ProcessCommunicator final : public Communicator {
 
   std::unique_ptr<SymmetricHeap> allocate_symmetric(std::size_t bytes, double deadline_s) override {
     constexpr const char* kWhat = "the allocation of a symmetric heap";
+    meet(meeting_purpose(Kind::allocation, bytes, kWhat),
+         deadline_s);  // before the heap is counted
     const std::string heap = prefix_ + ".heap" + std::to_string(num_heaps_++) + ".";
     std::vector<SharedMemory> blocks(num_ranks_);
     const std::size_t mapped_bytes = std::max<std::size_t>(bytes, 1);
@@ -196,6 +207,7 @@ class ProcessCommunicator final : public Communicator {
 
  private:
   using SteadyClock = std::chrono::steady_clock;
+  using Kind = MeetingPurpose::Kind;
 
   void join() {
     std::int32_t expected = 0;
@@ -214,33 +226,40 @@ class ProcessCommunicator final : public Communicator {
     }
   }
 
-  /// Two halves in turn. A piece is overwritten two exchanges later, and everybody comes to the
-  /// exchange between only after having read it: one meeting a piece is enough.
-  std::byte* mailbox(int rank) const {
-    return memory_.data() + sizeof(Control) + (2 * rank + num_exchanges_ % 2) * kPieceBytes;
+  /// Two halves in turn. A piece is overwritten two meetings later, and everybody comes to the
+  /// meeting between only after having read it: one meeting a piece is enough.
+  std::byte* mailbox(int rank, std::uint64_t meeting) const {
+    return memory_.data() + sizeof(Control) + (2 * rank + meeting % 2) * kPieceBytes;
   }
 
-  void exchange(const void* piece, std::size_t bytes, const char* what, double deadline_s) {
-    ++num_exchanges_;
-    if (bytes > 0) std::memcpy(mailbox(rank_), piece, bytes);
-    meet(what, deadline_s);
+  void exchange(const void* piece, std::size_t bytes, const MeetingPurpose& purpose,
+                double deadline_s) {
+    if (bytes > 0) std::memcpy(mailbox(rank_, num_meetings_ + 1), piece, bytes);
+    meet(purpose, deadline_s);
   }
 
-  void meet(const char* what, double deadline_s) {
+  void meet(const MeetingPurpose& purpose, double deadline_s) {
     throw_if_broken();
     const auto limit = std::chrono::duration<double>(std::min(deadline_s, 1e8));
     const auto deadline =
         SteadyClock::now() + std::chrono::duration_cast<SteadyClock::duration>(limit);
-    const std::uint64_t meeting = control_.ranks[rank_].num_arrivals.fetch_add(1) + 1;
+    const std::uint64_t meeting = ++num_meetings_;
+    RankRecord& own = control_.ranks[rank_];
+    own.purposes[meeting % 2] = purpose;
+    own.num_arrivals.store(meeting);
+    const char* what = purpose.what.data();
     announce(control_.news);
     for (;;) {
       const std::uint32_t seen = control_.news.load();
-      if (all_have_arrived(meeting)) return;
+      if (all_have_arrived(meeting)) break;
       throw_if_departed(meeting, what);
       throw_if_broken();
       if (SteadyClock::now() >= deadline) break_group(meeting, what, deadline_s);
       wait_for_news(control_.news, seen, kPollInterval);
     }
+    throw_if_purposes_differ(num_ranks_, [&](int peer) -> const MeetingPurpose& {
+      return control_.ranks[peer].purposes[meeting % 2];
+    });
   }
 
   [[nodiscard]] bool is_missing(int peer, std::uint64_t meeting) const {
@@ -326,7 +345,7 @@ class ProcessCommunicator final : public Communicator {
   SharedMemory memory_;
   Control& control_;
   std::vector<ProcessWatch> watches_;
-  std::uint64_t num_exchanges_ = 0;
+  std::uint64_t num_meetings_ = 0;  ///< that this rank has come to; equal on all ranks
   std::uint64_t num_heaps_ = 0;
 };
 

@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "comm/meeting.h"
 #include "megamoe/communicator.h"
 #include "megamoe/error.h"
 
@@ -19,26 +20,34 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
+/// What a rank brings to a meeting.
+struct Arrival {
+  void* pointer;
+  MeetingPurpose purpose;
+};
+
 /// The rendezvous of a group. Every collective is one or two of its meetings: each rank leaves a
 /// pointer and waits until all have; the pointers stay valid until the next meeting begins.
 class ThreadGroup {
  public:
   explicit ThreadGroup(int num_ranks)
-      : pointers_{std::vector<void*>(num_ranks), std::vector<void*>(num_ranks)},
+      : arrivals_{std::vector<Arrival>(num_ranks), std::vector<Arrival>(num_ranks)},
         arrived_(num_ranks, 0),
         departure_(num_ranks) {}
 
   [[nodiscard]] int size() const { return static_cast<int>(arrived_.size()); }
 
-  /// Returns the pointers that the ranks left, valid until this rank has been to the next meeting.
-  const std::vector<void*>& meet(int rank, void* pointer, const char* what, double deadline_s) {
+  /// Returns what the ranks brought, valid until this rank has been to the next meeting. Throws
+  /// config_mismatch where they came for different things.
+  const std::vector<Arrival>& meet(int rank, void* pointer, const MeetingPurpose& purpose,
+                                   double deadline_s) {
     std::unique_lock lock(mutex_);
     if (!broken_.empty()) throw Error(ErrorCode::deadline_exceeded, broken_);
     const std::uint64_t meeting = meeting_;
     // Two sets in turn: a fast rank enters the next meeting while a slow one still reads this one's
-    // pointers.
-    std::vector<void*>& pointers = pointers_[meeting % 2];
-    pointers[rank] = pointer;
+    // arrivals.
+    std::vector<Arrival>& arrivals = arrivals_[meeting % 2];
+    arrivals[rank] = {pointer, purpose};
     arrived_[rank] = 1;
     if (++num_arrived_ == size()) {
       num_arrived_ = 0;
@@ -46,9 +55,11 @@ class ThreadGroup {
       ++meeting_;
       all_arrived_.notify_all();
     } else {
-      wait(lock, rank, meeting, what, deadline_s);
+      wait(lock, rank, meeting, purpose.what.data(), deadline_s);
     }
-    return pointers;
+    throw_if_purposes_differ(
+        size(), [&](int peer) -> const MeetingPurpose& { return arrivals[peer].purpose; });
+    return arrivals;
   }
 
   /// Rank `rank` takes no further part. The first reason given stays.
@@ -120,7 +131,7 @@ class ThreadGroup {
 
   std::mutex mutex_;
   std::condition_variable all_arrived_;
-  std::array<std::vector<void*>, 2> pointers_;
+  std::array<std::vector<Arrival>, 2> arrivals_;
   std::vector<char> arrived_;
   std::vector<Departure> departure_;
   int num_departures_ = 0;
@@ -166,49 +177,54 @@ class ThreadCommunicator final : public Communicator {
   [[nodiscard]] int size() const override { return group_->size(); }
 
   void barrier(const char* what, double deadline_s) override {
-    group_->meet(rank_, nullptr, what, deadline_s);
+    group_->meet(rank_, nullptr, meeting_purpose(Kind::barrier, 0, what), deadline_s);
   }
 
   void all_gather(const void* mine, void* all, std::size_t bytes, const char* what,
                   double deadline_s) override {
-    const auto& pointers = group_->meet(rank_, const_cast<void*>(mine), what, deadline_s);
+    const MeetingPurpose purpose = meeting_purpose(Kind::all_gather, bytes, what);
+    const auto& arrivals = group_->meet(rank_, const_cast<void*>(mine), purpose, deadline_s);
     for (int peer = 0; peer < size(); ++peer) {
       if (bytes > 0) {
-        std::memcpy(static_cast<std::byte*>(all) + peer * bytes, pointers[peer], bytes);
+        std::memcpy(static_cast<std::byte*>(all) + peer * bytes, arrivals[peer].pointer, bytes);
       }
     }
-    group_->meet(rank_, nullptr, what, deadline_s);  // nobody reuses `mine` while a peer reads it
+    group_->meet(rank_, nullptr, purpose,
+                 deadline_s);  // nobody reuses `mine` while a peer reads it
   }
 
   void all_reduce_sum(float* values, std::size_t count, const char* what,
                       double deadline_s) override {
-    const auto& pointers = group_->meet(rank_, values, what, deadline_s);
+    const MeetingPurpose purpose = meeting_purpose(Kind::all_reduce, count * sizeof(float), what);
+    const auto& arrivals = group_->meet(rank_, values, purpose, deadline_s);
     // Each rank sums its share of the elements for everybody: only it touches them between the
     // meetings.
     const std::size_t begin = count * rank_ / size();
     const std::size_t end = count * (rank_ + 1) / size();
     for (std::size_t i = begin; i < end; ++i) {
-      float sum = static_cast<const float*>(pointers[0])[i];
+      float sum = static_cast<const float*>(arrivals[0].pointer)[i];
       for (int peer = 1; peer < size(); ++peer) {
-        sum += static_cast<const float*>(pointers[peer])[i];
+        sum += static_cast<const float*>(arrivals[peer].pointer)[i];
       }
-      for (int peer = 0; peer < size(); ++peer) static_cast<float*>(pointers[peer])[i] = sum;
+      for (int peer = 0; peer < size(); ++peer)
+        static_cast<float*>(arrivals[peer].pointer)[i] = sum;
     }
-    group_->meet(rank_, nullptr, what, deadline_s);
+    group_->meet(rank_, nullptr, purpose, deadline_s);
   }
 
   std::unique_ptr<SymmetricHeap> allocate_symmetric(std::size_t bytes, double deadline_s) override {
-    constexpr const char* kWhat = "the allocation of a symmetric heap";
+    const MeetingPurpose purpose =
+        meeting_purpose(Kind::allocation, bytes, "the allocation of a symmetric heap");
     HeapMemory::Block block = HeapMemory::allocate(bytes);
     std::shared_ptr<HeapMemory> memory;
     if (rank_ == 0) {
       memory = std::make_shared<HeapMemory>();
       memory->blocks.resize(size());
     }
-    const auto& pointers = group_->meet(rank_, &memory, kWhat, deadline_s);
-    if (rank_ != 0) memory = *static_cast<std::shared_ptr<HeapMemory>*>(pointers[0]);
+    const auto& arrivals = group_->meet(rank_, &memory, purpose, deadline_s);
+    if (rank_ != 0) memory = *static_cast<std::shared_ptr<HeapMemory>*>(arrivals[0].pointer);
     memory->blocks[rank_] = std::move(block);
-    group_->meet(rank_, nullptr, kWhat, deadline_s);
+    group_->meet(rank_, nullptr, purpose, deadline_s);
     for (int peer = 0; peer < size(); ++peer) {
       if (memory->blocks[peer] == nullptr) {
         throw Error(ErrorCode::out_of_memory, "rank " + std::to_string(peer) +
@@ -222,6 +238,8 @@ class ThreadCommunicator final : public Communicator {
   void abort(const std::string& reason) noexcept override { group_->depart(rank_, reason); }
 
  private:
+  using Kind = MeetingPurpose::Kind;
+
   std::shared_ptr<ThreadGroup> group_;
   int rank_;
 };

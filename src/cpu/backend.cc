@@ -92,6 +92,11 @@ void CpuBackend::check_headers() {
   const CallHeader first = header_of(0);
   for (int rank = 1; rank < group_.size(); ++rank) {
     const CallHeader other = header_of(rank);
+    if (other.workspace_id != first.workspace_id) {
+      throw Error(ErrorCode::config_mismatch, "ranks make different calls: rank 0 " + text(first) +
+                                                  ", rank " + std::to_string(rank) + " " +
+                                                  text(other) + " of another workspace");
+    }
     if (other.kind != first.kind || other.layer_number != first.layer_number ||
         other.forward_number != first.forward_number) {
       throw Error(ErrorCode::config_mismatch, "ranks make different calls: rank 0 " + text(first) +
@@ -152,7 +157,7 @@ void CpuBackend::forward(CallState& call_state, const ForwardInput& input,
                          const ForwardOutput& output, Stream /*stream*/) {
   const Occupied occupied(workspace_.in_use);
   auto& state = static_cast<CpuCallState&>(call_state);
-  CallHeader header{CallKind::forward, layer_number_, -1, {}};
+  CallHeader header{CallKind::forward, workspace_.group_id, layer_number_, -1, {}};
   std::fill(counts_E_.begin(), counts_E_.end(), 0);
   header.outcome =
       outcome_of([&] { read_routing(state, input, validate_forward(expected_, input, output)); });
@@ -177,8 +182,11 @@ void CpuBackend::backward(const CallState* call_state, const BackwardInput& inpu
                           const BackwardOutput& output, Stream /*stream*/) {
   const Occupied occupied(workspace_.in_use);
   const auto* own_state = static_cast<const CpuCallState*>(call_state);
-  CallHeader header{
-      CallKind::backward, layer_number_, own_state == nullptr ? -1 : own_state->call_number, {}};
+  CallHeader header{CallKind::backward,
+                    workspace_.group_id,
+                    layer_number_,
+                    own_state == nullptr ? -1 : own_state->call_number,
+                    {}};
   header.outcome = outcome_of([&] {
     if (own_state == nullptr) {
       throw Error(ErrorCode::invalid_argument,

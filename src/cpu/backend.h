@@ -33,6 +33,7 @@ class CpuBackend final : public LayerBackend {
   /// What ranks tell each other on entry; a forward call appends its counts_E.
   struct CallHeader {
     CallKind kind;
+    std::uint64_t workspace_id;
     std::int64_t layer_number;
     std::int64_t forward_number;  ///< of a backward call: which forward call it belongs to
     LocalOutcome outcome;

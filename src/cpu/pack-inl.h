@@ -67,20 +67,33 @@ inline void pack_contiguous_rows(Operand source, std::int64_t num_rows, std::int
   }
 }
 
-/// col_stride == 1: a transposition. Blocks of 4 rows x 8 k: as 32-bit lanes, each of which holds
-/// the bf16 of k (low half) and k + 1 (high half), the block is 4 x 4.
-inline void transpose_4x8(Operand source, std::int64_t width, float* HWY_RESTRICT panel) {
-  const hn::FixedTag<float, 4> d;
-  const hn::FixedTag<std::uint32_t, 4> d_u32;
-  const hn::FixedTag<std::uint64_t, 2> d_u64;
-  const hn::FixedTag<std::uint16_t, 8> d_u16;
-  const auto load = [&](int row) HWY_ATTR {
-    return hn::BitCast(d_u32, hn::LoadU(d_u16, &source.data[row * source.row_stride].bits));
-  };
-  const auto row0 = load(0);
-  const auto row1 = load(1);
-  const auto row2 = load(2);
-  const auto row3 = load(3);
+/// A vector of 128-bit blocks of 8 bf16 each: block i is loaded from source + i * block_stride.
+template <class D>
+HWY_INLINE hn::Vec<D> load_blocks(D d_u32, const bf16* source, std::int64_t block_stride) {
+  constexpr std::size_t kNumBlocks = hn::MaxLanes(D()) / 4;
+  if constexpr (kNumBlocks == 1) {
+    const hn::Repartition<std::uint16_t, D> d_u16;
+    return hn::BitCast(d_u32, hn::LoadU(d_u16, &source->bits));
+  } else {
+    const hn::Half<D> d_half;
+    const bf16* upper = source + static_cast<std::int64_t>(kNumBlocks / 2) * block_stride;
+    return hn::Combine(d_u32, load_blocks(d_half, upper, block_stride),
+                       load_blocks(d_half, source, block_stride));
+  }
+}
+
+/// col_stride == 1: a transposition, here of 8 k and as many rows as D has lanes. In 32-bit lanes,
+/// each of which holds the bf16 of k (low half) and k + 1 (high half), it is a 4 x 4 transposition
+/// in each 128-bit block: block i has rows 4i to 4i + 3.
+template <class D>
+HWY_INLINE void transpose(D d, Operand source, std::int64_t width, float* HWY_RESTRICT panel) {
+  const hn::RebindToUnsigned<D> d_u32;
+  const hn::Repartition<std::uint64_t, D> d_u64;
+  const std::int64_t stride = source.row_stride;
+  const auto row0 = load_blocks(d_u32, source.data, 4 * stride);
+  const auto row1 = load_blocks(d_u32, source.data + stride, 4 * stride);
+  const auto row2 = load_blocks(d_u32, source.data + 2 * stride, 4 * stride);
+  const auto row3 = load_blocks(d_u32, source.data + 3 * stride, 4 * stride);
   const auto low01 = hn::BitCast(d_u64, hn::InterleaveLower(d_u32, row0, row1));
   const auto low23 = hn::BitCast(d_u64, hn::InterleaveLower(d_u32, row2, row3));
   const auto high01 = hn::BitCast(d_u64, hn::InterleaveUpper(d_u32, row0, row1));
@@ -97,24 +110,42 @@ inline void transpose_4x8(Operand source, std::int64_t width, float* HWY_RESTRIC
   store_pair(hn::InterleaveUpper(d_u64, high01, high23), 6);
 }
 
+/// Packs D's number of rows, starting at first_row.
+template <class D>
+HWY_INLINE void pack_row_group(D d, Operand source, std::int64_t first_row, std::int64_t num_k,
+                               std::int64_t width, float* HWY_RESTRICT panel) {
+  constexpr std::int64_t kGroupK = 8;
+  std::int64_t k = 0;
+  for (; k + kGroupK <= num_k; k += kGroupK) {
+    transpose(d, source.from(first_row, k), width, panel + k * width + first_row);
+  }
+  const auto last_row = first_row + static_cast<std::int64_t>(hn::Lanes(d));
+  pack_elements(source, first_row, last_row, k, num_k, width, panel);
+}
+
 inline void pack_contiguous_k(Operand source, std::int64_t num_rows, std::int64_t num_k,
                               std::int64_t width, float* HWY_RESTRICT panel) {
-  constexpr std::int64_t kGroupRows = 4;
-  constexpr std::int64_t kGroupK = 8;
-  if (num_rows < kGroupRows) {
-    pack_elements(source, 0, num_rows, 0, num_k, width, panel);
-    return;
+  // Row groups outermost: rows of a weight are often a multiple of 4 KB apart, which puts them into
+  // one set of the first-level cache, and a set cannot hold a line of each row of a panel.
+  // Whole vectors of rows where possible: with 16 rows at once instead of 4 a 64 x 768 x 2048
+  // product took 15% less time (AVX-512).
+  const hn::ScalableTag<float> d_large;
+  const hn::FixedTag<float, 4> d_small;
+  constexpr std::int64_t kLargeGroup = hn::MaxLanes(d_large);
+  constexpr std::int64_t kSmallGroup = 4;
+  std::int64_t row = 0;
+  for (; row + kLargeGroup <= num_rows; row += kLargeGroup) {
+    pack_row_group(d_large, source, row, num_k, width, panel);
   }
-  // Rows outermost: rows of a weight are often a multiple of 4 KB apart, which puts them into the
-  // same set of the first-level cache; a set holds four rows, not a panel's.
-  for (std::int64_t group = 0; group < num_rows; group += kGroupRows) {
-    // The last group may overlap the one before: it writes the same values again.
-    const std::int64_t row = group + kGroupRows <= num_rows ? group : num_rows - kGroupRows;
-    std::int64_t k = 0;
-    for (; k + kGroupK <= num_k; k += kGroupK) {
-      transpose_4x8(source.from(row, k), width, panel + k * width + row);
-    }
-    pack_elements(source, row, row + kGroupRows, k, num_k, width, panel);
+  for (; row + kSmallGroup <= num_rows; row += kSmallGroup) {
+    pack_row_group(d_small, source, row, num_k, width, panel);
+  }
+  if (row == num_rows) return;
+  if (num_rows >= kSmallGroup) {
+    // The last group overlaps the one before and writes the same values again.
+    pack_row_group(d_small, source, num_rows - kSmallGroup, num_k, width, panel);
+  } else {
+    pack_elements(source, 0, num_rows, 0, num_k, width, panel);
   }
 }
 #endif  // HWY_TARGET == HWY_SCALAR

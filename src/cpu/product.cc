@@ -26,8 +26,8 @@ namespace megamoe::cpu::HWY_NAMESPACE {
 inline constexpr std::int64_t kBlockK = 256;
 inline constexpr std::int64_t kBlockRows = 480;
 
-/// num_rows cut into tiles of at most kMaxTileRows rows, as equal as possible: 64 rows are five
-/// tiles of 10 and 11, not five of 12 and a slow one of 4.
+/// num_rows cut into tiles of at most kMaxTileRows rows, as equal as possible: with 12, 64
+/// rows are six tiles of 10 or 11, not five of 12 and a slow one of 4.
 class RowTiles {
  public:
   explicit RowTiles(std::int64_t num_rows)

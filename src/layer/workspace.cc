@@ -28,18 +28,24 @@ std::byte* allocate_local(std::int64_t bytes) {
                                                   std::nothrow));
 }
 
-/// Throws on every rank when one of them got no memory.
-void agree_on_memory(Communicator& group, bool allocated, std::int64_t bytes, double deadline_s) {
-  const char mine = allocated ? 1 : 0;
-  std::vector<char> all(group.size());
-  group.all_gather(&mine, all.data(), 1, "the allocation of a workspace", deadline_s);
+/// Throws on every rank when one of them got no memory. Returns rank 0's `id`, on every rank.
+std::uint64_t agree_on_memory(Communicator& group, bool allocated, std::int64_t bytes,
+                              std::uint64_t id, double deadline_s) {
+  struct Record {
+    std::uint64_t id;
+    std::uint64_t allocated;
+  };
+  const Record mine{id, allocated ? 1U : 0U};
+  std::vector<Record> all(group.size());
+  group.all_gather(&mine, all.data(), sizeof(mine), "the allocation of a workspace", deadline_s);
   for (int rank = 0; rank < group.size(); ++rank) {
-    if (all[rank] == 0) {
+    if (all[rank].allocated == 0) {
       throw Error(ErrorCode::out_of_memory, "rank " + std::to_string(rank) +
                                                 " could not allocate a workspace of " +
                                                 std::to_string(bytes) + " bytes");
     }
   }
+  return all[0].id;
 }
 
 }  // namespace
@@ -66,7 +72,9 @@ Workspace::Impl::Impl(const LayerConfig& config, Communicator& group)
       local(allocate_local(bytes.local)),
       threads(resolved_num_threads(config, group.size())),
       scratch(threads.num_threads()) {
-  agree_on_memory(group, local != nullptr, bytes.local, config.entry_deadline_s);
+  // An address is an identity as long as the workspace lives.
+  group_id = agree_on_memory(group, local != nullptr, bytes.local,
+                             reinterpret_cast<std::uintptr_t>(this), config.entry_deadline_s);
   plan_scratch.reserve(workspace_dims(config, group.size()).routing);
 }
 

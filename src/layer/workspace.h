@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <new>
 #include <vector>
@@ -28,6 +29,7 @@ struct Workspace::Impl {
 
   Communicator& communicator;
   WorkspaceBytes bytes;
+  std::uint64_t group_id = 0;  ///< equal on all ranks; of no other living workspace of the group
   std::unique_ptr<SymmetricHeap> symmetric;
   std::unique_ptr<std::byte[], FreeAligned> local;
   cpu::ThreadPool threads;

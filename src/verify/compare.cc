@@ -125,13 +125,15 @@ std::string unusable(const HostTensor& actual, const HostTensor& reference,
 }
 
 /// Allowed error, absolute, for a range with these norms.
-double allowance(const Norms& norms, double norm, double baseline_ratio, std::int64_t length) {
+double allowance(const Norms& norms, double norm, double baseline_ratio,
+                 const CompareOptions& options) {
   if (norm == 0.0) return 0.0;
+  const auto length = static_cast<double>(options.reduction_length);
   const double baseline = std::max(std::sqrt(norms.baseline_error_squared), baseline_ratio * norm);
-  const double sums = kTruncationFactor *
-                      std::max(1.0, static_cast<double>(length) / kTensorCoreDepth) * kFp32HalfUlp *
-                      norm;
-  return std::max({kBaselineFactor * baseline, sums, bf16_step(norms.largest)});
+  const double sums =
+      kTruncationFactor * std::max(1.0, length / kTensorCoreDepth) * kFp32HalfUlp * norm;
+  const double floor = options.floor == Floor::bf16_step ? bf16_step(norms.largest) : 0.0;
+  return std::max({kBaselineFactor * baseline, sums, floor});
 }
 
 /// 0 / 0 is agreement.
@@ -170,7 +172,7 @@ Comparison compare(const std::string& name, const HostTensor& actual, const Host
 
   const double whole_norm = std::sqrt(whole_norm_squared);
   const double whole_error = std::sqrt(whole.error_squared);
-  const double whole_allowed = allowance(whole, whole_norm, 0.0, options.reduction_length);
+  const double whole_allowed = allowance(whole, whole_norm, 0.0, options);
   result.error = ratio(whole_error, whole_norm);
   result.allowed = ratio(whole_allowed, whole_norm);
   if (whole_error > whole_allowed) result.failure = "the whole tensor";
@@ -179,8 +181,7 @@ Comparison compare(const std::string& name, const HostTensor& actual, const Host
   double worst_use = 0.0;
   for (std::int64_t slice = 0; slice < num_slices; ++slice) {
     const double error = std::sqrt(slices[slice].error_squared);
-    const double allowed =
-        allowance(slices[slice], slice_norms[slice], baseline_ratio, options.reduction_length);
+    const double allowed = allowance(slices[slice], slice_norms[slice], baseline_ratio, options);
     const double use = ratio(error, allowed);
     if (use <= worst_use) continue;
     worst_use = use;

@@ -31,6 +31,10 @@ struct HostTensor {
   std::vector<double> values;
 };
 
+/// Whether the smallest allowance is one step of bf16: only tensors behind roundings to bf16 need
+/// it.
+enum class Floor : std::uint8_t { bf16_step, none };
+
 struct CompareOptions {
   /// What a slice is, for messages: "expert", "token", "slot". The tensor is cut into slices along
   /// its first `slice_dims` dimensions: 1 for the rows of [T, H] and the experts of [E, I, H], 2
@@ -41,6 +45,7 @@ struct CompareOptions {
   std::int64_t reduction_length = 1;
   /// The scale of each slice in place of the reference's norm; empty: the reference's norm.
   std::vector<double> slice_norms = {};
+  Floor floor = Floor::bf16_step;
 };
 
 struct Comparison {

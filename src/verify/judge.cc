@@ -22,10 +22,22 @@ HostTensor gradient_without_initial(const RawTensor& gradient, const RunOptions&
   return host;
 }
 
+Comparison judge_router_gradient(const Problem& problem, const RawTensor& drouter,
+                                 const OracleResult& exact, const OracleResult& rounded) {
+  const RouterOracle router = router_oracle(problem);
+  const std::vector<std::int64_t> shape_EH = {router.num_experts, router.hidden_dim};
+  const auto gradient = [&](const OracleResult& layer) {
+    return HostTensor{
+        shape_EH, router_gradients(router, problem.expert_ids_TK, layer.dweights_TK).dweight_EH};
+  };
+  return compare("drouter", drouter.to_host(), gradient(exact), gradient(rounded),
+                 {.slice_name = "expert", .reduction_length = router.num_tokens});
+}
+
 }  // namespace
 
 std::vector<Comparison> judge_layer(const Problem& problem, const LayerTensors& tensors,
-                                    const RunOptions& options) {
+                                    const RunOptions& options, const RawTensor* drouter) {
   const ProblemSpec& spec = problem.spec;
   const GradientStorage storage = options.weight_gradient_mode == WeightGradientMode::store_bf16
                                       ? GradientStorage::bf16
@@ -65,6 +77,9 @@ std::vector<Comparison> judge_layer(const Problem& problem, const LayerTensors& 
          .slice_dims = 2,
          .reduction_length = input.intermediate_dim,
          .slice_norms = exact.dweights_scale_TK});
+  if (drouter != nullptr) {
+    comparisons.push_back(judge_router_gradient(problem, *drouter, exact, rounded));
+  }
   return comparisons;
 }
 

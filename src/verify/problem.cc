@@ -185,6 +185,19 @@ Problem make_problem(const ProblemSpec& spec) {
   return problem;
 }
 
+Problem with_perturbed_weight(Problem problem, ExpertWeight weight) {
+  const auto& ids = problem.expert_ids_TK;
+  const auto used = std::find_if(ids.begin(), ids.end(), [](std::int32_t id) { return id >= 0; });
+  if (used == ids.end()) throw std::invalid_argument("no token goes to any expert");
+  std::vector<bf16>& elements = weight == ExpertWeight::gate ? problem.gate_EIH
+                                : weight == ExpertWeight::up ? problem.up_EIH
+                                                             : problem.down_EHI;
+  if (elements.empty()) throw std::invalid_argument("the activation has no gate");
+  bf16& element = elements[*used * problem.spec.hidden_dim * problem.spec.intermediate_dim];
+  element = to_bf16(to_float(element) + 1.0F);
+  return problem;
+}
+
 OracleInput oracle_input(const Problem& problem) {
   OracleInput input;
   input.num_tokens = problem.spec.num_tokens();

@@ -67,6 +67,12 @@ struct Problem {
 /// sizes that are not positive.
 Problem make_problem(const ProblemSpec& spec);
 
+enum class ExpertWeight : std::uint8_t { gate, up, down };
+
+/// The problem with one element of a weight off by 1, of an expert that some token goes to. Throws
+/// std::invalid_argument if there is no such expert, or no such weight.
+Problem with_perturbed_weight(Problem problem, ExpertWeight weight);
+
 OracleInput oracle_input(const Problem& problem);
 RouterOracle router_oracle(const Problem& problem);
 

@@ -155,15 +155,17 @@ std::string differing_tensors(const LayerTensors& left, const LayerTensors& righ
 
 RankSession::RankSession(const Problem& problem, const RunOptions& options,
                          Communicator& communicator)
-    : problem_(problem),
-      rank_(communicator.rank()),
-      experts_per_rank_(problem.spec.num_experts / communicator.size()),
-      weight_gradient_mode_(options.weight_gradient_mode),
+    : data_(problem, options, communicator.rank()),
       workspace_(layer_config(problem.spec, options), communicator),
-      layer_(layer_config(problem.spec, options), communicator, workspace_),
-      tensors_(rank_tensors(problem.spec, options, rank_)) {}
+      layer_(layer_config(problem.spec, options), communicator, workspace_) {}
 
-ForwardInput RankSession::forward_input() const {
+RankData::RankData(const Problem& problem, const RunOptions& options, int rank)
+    : problem_(problem),
+      rank_(rank),
+      weight_gradient_mode_(options.weight_gradient_mode),
+      tensors_(rank_tensors(problem.spec, options, rank)) {}
+
+ForwardInput RankData::forward_input() const {
   const ProblemSpec& spec = problem_.spec;
   const std::int64_t first = spec.first_token(rank_);
   const std::int64_t count = spec.tokens_per_rank[rank_];
@@ -175,39 +177,40 @@ ForwardInput RankSession::forward_input() const {
   return input;
 }
 
-BackwardInput RankSession::backward_input() const {
+BackwardInput RankData::backward_input() const {
   const ProblemSpec& spec = problem_.spec;
   const std::int64_t first = spec.first_token(rank_);
   const std::int64_t count = spec.tokens_per_rank[rank_];
-  const std::int64_t offset = rank_ * experts_per_rank_ * spec.intermediate_dim * spec.hidden_dim;
+  const std::int64_t experts_per_rank = spec.num_experts / spec.num_ranks();
+  const std::int64_t offset = rank_ * experts_per_rank * spec.intermediate_dim * spec.hidden_dim;
   BackwardInput input;
   input.x = row_range(problem_.x_TH, first, count, spec.hidden_dim);
   input.dy = row_range(problem_.dy_TH, first, count, spec.hidden_dim);
   if (is_gated(spec.activation.kind)) {
     input.experts.gate = tensor_view(problem_.gate_EIH.data() + offset,
-                                     {experts_per_rank_, spec.intermediate_dim, spec.hidden_dim});
+                                     {experts_per_rank, spec.intermediate_dim, spec.hidden_dim});
   }
   input.experts.up = tensor_view(problem_.up_EIH.data() + offset,
-                                 {experts_per_rank_, spec.intermediate_dim, spec.hidden_dim});
+                                 {experts_per_rank, spec.intermediate_dim, spec.hidden_dim});
   input.experts.down = tensor_view(problem_.down_EHI.data() + offset,
-                                   {experts_per_rank_, spec.hidden_dim, spec.intermediate_dim});
+                                   {experts_per_rank, spec.hidden_dim, spec.intermediate_dim});
   return input;
 }
 
-ForwardOutput RankSession::forward_output() { return {tensors_.y.view()}; }
+ForwardOutput RankData::forward_output() { return {tensors_.y.view()}; }
 
-BackwardOutput RankSession::backward_output() {
+BackwardOutput RankData::backward_output() {
   return {tensors_.dx.view(),
           tensors_.dweights.view(),
           {tensors_.dgate.view(), tensors_.dup.view(), tensors_.ddown.view()}};
 }
 
-CallContext RankSession::forward() {
+CallContext RankData::forward(MoeLayer& layer) {
   tensors_.y.fill_with_nan();
-  return layer_.forward(forward_input(), forward_output());
+  return layer.forward(forward_input(), forward_output());
 }
 
-void RankSession::backward(const CallContext& context) {
+void RankData::backward(MoeLayer& layer, const CallContext& context) {
   tensors_.dx.fill_with_nan();
   tensors_.dweights.fill_with_nan();
   if (weight_gradient_mode_ != WeightGradientMode::accumulate_fp32) {
@@ -215,7 +218,7 @@ void RankSession::backward(const CallContext& context) {
       gradient->fill_with_nan();
     }
   }
-  layer_.backward(context, backward_input(), backward_output());
+  layer.backward(context, backward_input(), backward_output());
 }
 
 LayerTensors concatenate(const std::vector<LayerTensors>& tensors_R) {

@@ -68,35 +68,49 @@ LayerTensors concatenate(const std::vector<LayerTensors>& tensors_R);
 /// The names of the tensors whose bits differ, "" if none do.
 std::string differing_tensors(const LayerTensors& left, const LayerTensors& right);
 
-/// One rank's layer with its inputs (views of the problem) and its own outputs. Construction and
-/// every call are collective. The problem and the communicator must outlive it.
-class RankSession {
+/// One rank's inputs (views of the problem, which must outlive them) and its own outputs.
+class RankData {
  public:
-  RankSession(const Problem& problem, const RunOptions& options, Communicator& communicator);
+  RankData(const Problem& problem, const RunOptions& options, int rank);
 
   [[nodiscard]] ForwardInput forward_input() const;
   [[nodiscard]] BackwardInput backward_input() const;
   [[nodiscard]] ForwardOutput forward_output();
   [[nodiscard]] BackwardOutput backward_output();
 
-  /// Fills y with NaN, then runs.
-  CallContext forward();
+  /// Fills y with NaN, then runs. Collective.
+  CallContext forward(MoeLayer& layer);
   /// Fills dx, dweights and stored weight gradients with NaN, then runs. Gradients that are
-  /// accumulated keep what they hold.
-  void backward(const CallContext& context);
+  /// accumulated keep what they hold. Collective.
+  void backward(MoeLayer& layer, const CallContext& context);
 
-  [[nodiscard]] MoeLayer& layer() { return layer_; }
-  [[nodiscard]] Workspace& workspace() { return workspace_; }
   [[nodiscard]] const LayerTensors& tensors() const { return tensors_; }
 
  private:
   const Problem& problem_;
   int rank_;
-  std::int64_t experts_per_rank_;
   WeightGradientMode weight_gradient_mode_;
+  LayerTensors tensors_;
+};
+
+/// One rank's layer with a workspace of its own, and the data of one problem. Construction is
+/// collective; the problem and the communicator must outlive it.
+class RankSession {
+ public:
+  RankSession(const Problem& problem, const RunOptions& options, Communicator& communicator);
+
+  CallContext forward() { return data_.forward(layer_); }
+  void backward(const CallContext& context) { data_.backward(layer_, context); }
+
+  [[nodiscard]] RankData& data() { return data_; }
+  [[nodiscard]] MoeLayer& layer() { return layer_; }
+  [[nodiscard]] Workspace& workspace() { return workspace_; }
+  [[nodiscard]] const LayerTensors& tensors() const { return data_.tensors(); }
+
+ private:
+  RankData data_;
   Workspace workspace_;
   MoeLayer layer_;
-  LayerTensors tensors_;
 };
 
 /// One forward and one backward; all ranks' results concatenated. Throws what the library throws.

@@ -1,8 +1,8 @@
 // `megamoe bench`: times the layer on the CPU backend beside the machine's measured peak.
 #include <algorithm>
 #include <cstdio>
-#include <map>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -23,7 +23,7 @@ struct BenchOptions {
   std::int64_t num_tokens = 512;
   int num_ranks = 2;
   int num_threads = 0;
-  MemoryMode mode = MemoryMode::saved;
+  std::string mode = "saved";
   int num_repeats = 7;
   std::uint64_t seed = 1;
   std::string json_path;
@@ -44,7 +44,7 @@ LayerConfig layer_config(const BenchOptions& options, const bench::NamedShape& n
   LayerConfig config;
   config.shape = named.shape;
   config.shape.max_tokens = options.num_tokens;
-  config.memory_mode = options.mode;
+  config.memory_mode = options.mode == "saved" ? MemoryMode::saved : MemoryMode::recompute;
   config.num_threads = options.num_threads;
   if (config.shape.num_experts % options.num_ranks != 0) {
     refuse("--ranks", named.name + " has " + std::to_string(config.shape.num_experts) +
@@ -95,6 +95,9 @@ void run_bench(const BenchOptions& options, const std::string& command_line) {
       refuse("--shape", error.what());
     }
   }
+  std::optional<JsonFile> json_file;
+  if (!options.json_path.empty()) json_file.emplace(options.json_path);
+
   const bench::RunInfo run = bench::run_info(command_line);
   const bench::Ceiling ceiling = measure_ceiling(options);
   bench::print_ceiling(ceiling);
@@ -105,7 +108,7 @@ void run_bench(const BenchOptions& options, const std::string& command_line) {
     std::fflush(stdout);
     records.push_back(bench::to_record(result, ceiling, run));
   }
-  if (!options.json_path.empty()) write_json_file(options.json_path, records);
+  if (json_file) json_file->write(records);
 }
 
 }  // namespace
@@ -134,11 +137,8 @@ void add_bench_command(CLI::App& app, const std::string& command_line) {
   command
       ->add_option("--mode", options->mode,
                    "What forward keeps for backward: saved (g and u) or recompute (neither)")
-      ->transform(CLI::CheckedTransformer(
-          std::map<std::string, MemoryMode>{{"saved", MemoryMode::saved},
-                                            {"recompute", MemoryMode::recompute}},
-          CLI::ignore_case))
-      ->default_str("saved");
+      ->check(CLI::IsMember({"saved", "recompute"}))
+      ->capture_default_str();
   command->add_option("--repeats", options->num_repeats, "Timed passes, after one that is not")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();

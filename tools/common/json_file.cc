@@ -3,27 +3,32 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 
 #include "commands/commands.h"
 
 namespace megamoe::tools {
+namespace {
 
-void write_json_file(const std::string& path, const nlohmann::ordered_json& json) {
-  const auto fail = [&](const std::string& at) {
-    throw CommandFailed("cannot write " + at + ": " + std::strerror(errno));
-  };
-  const std::string temporary = path + ".tmp";
-  std::ofstream file(temporary);
-  if (!file) fail(temporary);
-  file << json.dump(2) << '\n';
-  file.close();
-  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
-    const int reason = errno;
-    std::remove(temporary.c_str());
-    errno = reason;
-    fail(path);
-  }
+[[noreturn]] void fail(const std::string& path) {
+  throw CommandFailed("cannot write " + path + ": " + std::strerror(errno));
+}
+
+}  // namespace
+
+JsonFile::JsonFile(const std::string& path)
+    : path_(path), temporary_(path + ".tmp"), file_(temporary_) {
+  if (!file_) fail(path_);
+}
+
+JsonFile::~JsonFile() {
+  if (!written_) std::remove(temporary_.c_str());
+}
+
+void JsonFile::write(const nlohmann::ordered_json& json) {
+  file_ << json.dump(2) << '\n';
+  file_.close();
+  if (!file_ || std::rename(temporary_.c_str(), path_.c_str()) != 0) fail(path_);
+  written_ = true;
 }
 
 }  // namespace megamoe::tools

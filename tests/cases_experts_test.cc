@@ -1,0 +1,291 @@
+// Small inputs on which published MoE layers failed, about experts and ranks without rows: cases
+// 1-4, 6, 12 and 17. Legend: R ranks, T tokens, H hidden, I intermediate, E experts, K slots.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "layer/workspace.h"
+#include "layer_fixture.h"
+
+namespace megamoe::verify {
+namespace {
+
+constexpr WeightGradientMode kGradientModes[] = {WeightGradientMode::store_bf16,
+                                                 WeightGradientMode::store_fp32,
+                                                 WeightGradientMode::accumulate_fp32};
+
+/// E = 4, K = 1, 32 tokens over the ranks, with these counts of rows.
+Problem counted_problem(int num_ranks, const std::vector<std::int64_t>& counts_E) {
+  ProblemSpec spec = spec_with_tokens(std::vector<std::int64_t>(num_ranks, 32 / num_ranks));
+  spec.num_experts = 4;
+  spec.top_k = 1;
+  Problem problem = make_problem(spec);
+  std::vector<std::int32_t> ids = ids_from_counts(counts_E);
+  ids.resize(32, -1);
+  set_routing(problem, ids);
+  return problem;
+}
+
+/// Runs in every gradient mode; empty experts get exact zeros, or keep main_grad bit by bit.
+void expect_right_in_all_gradient_modes(const Problem& problem) {
+  for (const WeightGradientMode mode : kGradientModes) {
+    RunOptions options;
+    options.weight_gradient_mode = mode;
+    options.initial_gradient = -0.0F;  // adding a zero would turn it into +0
+    const LayerTensors tensors = run_layer(problem, options);
+    expect_right(problem, tensors, options);
+    const std::int64_t size = problem.spec.hidden_dim * problem.spec.intermediate_dim;
+    for (std::int32_t expert = 0; expert < problem.spec.num_experts; ++expert) {
+      const auto& ids = problem.expert_ids_TK;
+      if (std::find(ids.begin(), ids.end(), expert) != ids.end()) continue;
+      for (const RawTensor* gradient : {&tensors.dgate, &tensors.dup, &tensors.ddown}) {
+        EXPECT_TRUE(all_zero(*gradient, expert * size, size)) << "expert " << expert;
+        if (mode != WeightGradientMode::accumulate_fp32) continue;
+        const float* values = reinterpret_cast<const float*>(gradient->bytes.data());
+        EXPECT_TRUE(std::signbit(values[expert * size])) << "main_grad was touched";
+      }
+    }
+  }
+}
+
+TEST(Case01EmptyExperts, CountsZeroEightZeroTwentyFour) {
+  for (const int num_ranks : {1, 2, 4}) {
+    SCOPED_TRACE(num_ranks);
+    expect_right_in_all_gradient_modes(counted_problem(num_ranks, {0, 8, 0, 24}));
+  }
+}
+
+TEST(Case01EmptyExperts, EveryExpertEmptyInTurn) {
+  for (const int num_ranks : {1, 2}) {
+    for (std::size_t empty = 0; empty < 4; ++empty) {
+      SCOPED_TRACE(testing::Message() << "R=" << num_ranks << " empty expert " << empty);
+      std::vector<std::int64_t> counts_E = {10, 7, 9, 6};
+      counts_E[empty] = 0;
+      expect_right_in_all_gradient_modes(counted_problem(num_ranks, counts_E));
+    }
+  }
+}
+
+TEST(Case01EmptyExperts, AllEmpty) {
+  for (const int num_ranks : {1, 2, 4}) {
+    SCOPED_TRACE(num_ranks);
+    const Problem problem = counted_problem(num_ranks, {0, 0, 0, 0});
+    expect_right_in_all_gradient_modes(problem);
+    const LayerTensors tensors = run_layer(problem, {});
+    EXPECT_TRUE(all_zero(tensors.y, 0, tensors.y.num_elements()));
+    EXPECT_TRUE(all_zero(tensors.dx, 0, tensors.dx.num_elements()));
+  }
+}
+
+TEST(Case02RecycledMemory, BusyThenEmptyExpertsWithEveryBufferFullOfNan) {
+  for (const int num_ranks : {1, 2}) {
+    for (const MemoryMode mode : {MemoryMode::saved, MemoryMode::recompute}) {
+      SCOPED_TRACE(testing::Message() << "R=" << num_ranks << " " << static_cast<int>(mode));
+      const Problem busy = counted_problem(num_ranks, {8, 8, 8, 8});
+      const Problem sparse = counted_problem(num_ranks, {0, 3, 0, 24});
+      RunOptions options;
+      options.memory_mode = mode;
+      std::vector<LayerTensors> busy_R(num_ranks);
+      std::vector<LayerTensors> sparse_R(num_ranks);
+      run_ranks(num_ranks, [&](Communicator& group) {
+        RankSession session(busy, options, group);
+        const auto run = [&](const Problem& problem) {
+          RankData data(problem, options, group.rank());
+          const auto poison_all = [&] {
+            group.barrier("poison", 60);
+            poison(session.workspace());
+            group.barrier("poison", 60);
+          };
+          poison_all();
+          const CallContext context = data.forward(session.layer());
+          poison_all();  // a call must not find anything of the one before it
+          data.backward(session.layer(), context);
+          return data.tensors();
+        };
+        busy_R[group.rank()] = run(busy);
+        sparse_R[group.rank()] = run(sparse);
+        EXPECT_EQ(differing_tensors(run(busy), busy_R[group.rank()]), "");
+      });
+      expect_right(busy, concatenate(busy_R), options);
+      expect_right(sparse, concatenate(sparse_R), options);
+    }
+  }
+}
+
+TEST(Case03RanksWithoutTokens, FiftySteps) {
+  for (const std::vector<std::int64_t>& tokens :
+       {std::vector<std::int64_t>{0, 16}, {16, 0}, {0, 0}, {0, 5, 0, 9}}) {
+    SCOPED_TRACE(testing::PrintToString(tokens));
+    const Problem problem = make_problem(spec_with_tokens(tokens));
+    const auto run_steps = [&](int num_steps) {
+      return run_sessions(problem, {}, [&](RankSession& session, Communicator&) {
+        for (int step = 0; step < num_steps; ++step) {
+          const CallContext context = session.forward();
+          session.backward(context);
+        }
+      });
+    };
+    const LayerTensors tensors = run_steps(50);
+    expect_right(problem, tensors, {});
+    EXPECT_EQ(differing_tensors(tensors, run_steps(1)), "");
+  }
+}
+
+TEST(Case04AllTokensToOneRank, OfBothRanks) {
+  Problem problem = make_problem(spec_with_tokens({40, 24}));
+  std::vector<std::int32_t> ids = problem.expert_ids_TK;
+  for (std::int32_t& id : ids) id %= 4;  // rank 0 owns experts 0 to 3
+  set_routing(problem, ids);
+  const LayerTensors tensors = run_layer(problem, {});
+  expect_right(problem, tensors, {});
+  const std::int64_t half = tensors.dup.num_elements() / 2;
+  EXPECT_TRUE(all_zero(tensors.dgate, half, half));
+  EXPECT_TRUE(all_zero(tensors.dup, half, half));
+  EXPECT_TRUE(all_zero(tensors.ddown, half, half));
+}
+
+TEST(Case06RowGroups, ChangingOneExpertChangesOnlyItsRows) {
+  ProblemSpec spec = spec_with_tokens({323});
+  spec.num_experts = 3;
+  spec.top_k = 1;
+  Problem problem = make_problem(spec);
+  const std::vector<std::int64_t> counts_E = {128, 130, 65};
+  set_routing(problem, ids_from_counts(counts_E));
+  const LayerTensors before = run_layer(problem, {});
+  expect_right(problem, before, {});
+  const std::int64_t expert_size = spec.hidden_dim * spec.intermediate_dim;
+  for (std::int64_t changed = 0; changed < 3; ++changed) {
+    SCOPED_TRACE(changed);
+    Problem other = problem;
+    for (std::vector<bf16>* weights : {&other.gate_EIH, &other.up_EIH, &other.down_EHI}) {
+      const auto first = weights->begin() + changed * expert_size;
+      std::reverse(first, first + expert_size);
+    }
+    const LayerTensors after = run_layer(other, {});
+    const auto changed_slices = [&](const RawTensor& left, const RawTensor& right,
+                                    std::int64_t slice_bytes, std::int64_t count) {
+      std::vector<bool> changes;
+      for (std::int64_t slice = 0; slice < count; ++slice) {
+        changes.push_back(std::memcmp(&left.bytes[slice * slice_bytes],
+                                      &right.bytes[slice * slice_bytes], slice_bytes) != 0);
+      }
+      return changes;
+    };
+    std::vector<bool> tokens_of_changed;
+    for (const std::int32_t id : problem.expert_ids_TK) tokens_of_changed.push_back(id == changed);
+    std::vector<bool> only_changed(3, false);
+    only_changed[changed] = true;
+    EXPECT_EQ(changed_slices(before.y, after.y, spec.hidden_dim * 2, 323), tokens_of_changed);
+    EXPECT_EQ(changed_slices(before.dx, after.dx, spec.hidden_dim * 2, 323), tokens_of_changed);
+    EXPECT_EQ(changed_slices(before.dweights, after.dweights, 4, 323), tokens_of_changed);
+    EXPECT_EQ(changed_slices(before.dup, after.dup, expert_size * 2, 3), only_changed);
+    EXPECT_EQ(changed_slices(before.ddown, after.ddown, expert_size * 2, 3), only_changed);
+  }
+}
+
+/// Address space that takes no memory until it is touched.
+class SparseMemory {
+ public:
+  explicit SparseMemory(std::size_t bytes) : bytes_(bytes) {
+    data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  }
+  SparseMemory(const SparseMemory&) = delete;
+  SparseMemory& operator=(const SparseMemory&) = delete;
+  ~SparseMemory() {
+    if (usable()) munmap(data_, bytes_);
+  }
+  [[nodiscard]] bool usable() const { return data_ != MAP_FAILED; }
+  template <class T>
+  [[nodiscard]] T* as() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  std::size_t bytes_;
+  void* data_;
+};
+
+TEST(Case12HugeExpertWeights, TheLastExpertLiesBeyondTwoToThe31Elements) {
+  // E = 512 of 5120 x 2048 are 10.7 GB a weight. Experts as far apart as those, but 64 x 64 each,
+  // have the same offsets and touch only a few pages. Gradients are accumulated: stored ones would
+  // write zeros to every expert.
+  constexpr std::int64_t kExpertStride = std::int64_t{5120} * 2048;
+  ProblemSpec spec = spec_with_tokens({9});
+  spec.num_experts = 512;
+  spec.top_k = 1;
+  spec.routing = RoutingPattern::one_expert;  // the last one
+  const Problem problem = make_problem(spec);
+  const std::int64_t expert_size = spec.hidden_dim * spec.intermediate_dim;
+  const std::int64_t last = spec.num_experts - 1;
+  ASSERT_GT(last * kExpertStride, std::int64_t{1} << 31);
+
+  RunOptions options;
+  options.weight_gradient_mode = WeightGradientMode::accumulate_fp32;
+  const LayerTensors dense = run_layer(problem, options);
+  const SparseMemory weights(kExpertStride * spec.num_experts * sizeof(bf16));
+  const SparseMemory gradients(kExpertStride * spec.num_experts * sizeof(float));
+  if (!weights.usable() || !gradients.usable()) GTEST_SKIP() << "no 32 GB of address space";
+  std::copy_n(&problem.down_EHI[last * expert_size], expert_size,
+              weights.as<bf16>() + last * kExpertStride);
+  // Guards: a page's worth of numbers before and after the gradient.
+  constexpr std::int64_t kGuard = 1024;
+  constexpr float kPattern = 12345.0F;
+  float* gradient = gradients.as<float>() + last * kExpertStride;
+  std::fill_n(gradient - kGuard, kGuard, kPattern);
+  std::fill_n(gradient + expert_size, kGuard, kPattern);
+
+  run_sessions(problem, options, [&](RankSession& session, Communicator&) {
+    const auto spread = [&](auto view) {
+      view.strides[0] = kExpertStride;
+      return view;
+    };
+    ForwardInput input = session.data().forward_input();
+    input.experts.down = spread(tensor_view(const_cast<const bf16*>(weights.as<bf16>()),
+                                            {512, spec.hidden_dim, spec.intermediate_dim}));
+    CallContext context = session.layer().forward(input, session.data().forward_output());
+    BackwardInput backward_input = session.data().backward_input();
+    backward_input.experts.down = input.experts.down;
+    BackwardOutput output = session.data().backward_output();
+    output.experts.down =
+        spread(tensor_view(gradients.as<float>(), {512, spec.hidden_dim, spec.intermediate_dim}));
+    session.layer().backward(context, backward_input, output);
+    LayerTensors tensors = session.tensors();
+    EXPECT_TRUE(tensors.y == dense.y);
+    EXPECT_TRUE(tensors.dx == dense.dx);
+    EXPECT_TRUE(tensors.dup == dense.dup);
+  });
+  EXPECT_EQ(std::memcmp(gradient, &dense.ddown.bytes[last * expert_size * sizeof(float)],
+                        expert_size * sizeof(float)),
+            0);
+  EXPECT_EQ(std::count(gradient - kGuard, gradient, kPattern), kGuard);
+  EXPECT_EQ(std::count(gradient + expert_size, gradient + expert_size + kGuard, kPattern), kGuard);
+  EXPECT_EQ(gradients.as<float>()[(last - 1) * kExpertStride], 0.0F);
+}
+
+TEST(Case17GateAndUp, AreCheckedApart) {
+  for (const int num_ranks : {1, 2}) {
+    Problem problem = make_problem(spec_with_tokens(std::vector<std::int64_t>(num_ranks, 33)));
+    expect_right(problem, {});  // judges dgate and dup each by itself
+    Problem without_gate = problem;
+    std::fill(without_gate.gate_EIH.begin(), without_gate.gate_EIH.end(), bf16{});
+    const LayerTensors gateless = run_layer(without_gate, {});
+    expect_right(without_gate, gateless, {});
+    EXPECT_TRUE(all_zero(gateless.y, 0, gateless.y.num_elements()));  // silu(0) u
+    EXPECT_FALSE(all_zero(gateless.dgate, 0, gateless.dgate.num_elements()));
+    EXPECT_TRUE(all_zero(gateless.dup, 0, gateless.dup.num_elements()));
+
+    Problem without_up = problem;
+    std::fill(without_up.up_EIH.begin(), without_up.up_EIH.end(), bf16{});
+    const LayerTensors upless = run_layer(without_up, {});
+    expect_right(without_up, upless, {});
+    EXPECT_TRUE(all_zero(upless.dgate, 0, upless.dgate.num_elements()));
+    EXPECT_FALSE(all_zero(upless.dup, 0, upless.dup.num_elements()));
+  }
+}
+
+}  // namespace
+}  // namespace megamoe::verify

@@ -1,0 +1,102 @@
+// The `megamoe` command as its users meet it: exit codes, messages, help and JSON.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "command_fixture.h"
+
+namespace megamoe {
+namespace {
+
+TEST_F(Command, NeedsASubcommand) {
+  const Outcome outcome = run("");
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_NE(outcome.err.find("subcommand"), std::string::npos) << outcome.err;
+}
+
+TEST_F(Command, RefusesWhatItDoesNotKnow) {
+  EXPECT_EQ(run("fly").exit_code, 2);
+  const Outcome outcome = run("info --sideways");
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_NE(outcome.err.find("--sideways"), std::string::npos) << outcome.err;
+}
+
+TEST_F(Command, HelpListsSubcommandsAndTheirOptions) {
+  const Outcome outcome = run("--help");
+  EXPECT_EQ(outcome.exit_code, 0);
+  for (const char* name : {"info", "bench", "verify"}) {
+    EXPECT_NE(outcome.out.find(name), std::string::npos) << name;
+    const Outcome help = run(std::string(name) + " --help");
+    EXPECT_EQ(help.exit_code, 0);
+    EXPECT_NE(help.out.find("--json"), std::string::npos) << name;
+  }
+}
+
+TEST_F(Command, InfoSaysWhatTheCpuRuns) {
+  const Outcome text = run("info");
+  EXPECT_EQ(text.exit_code, 0);
+  EXPECT_NE(text.out.find("cpu"), std::string::npos) << text.out;
+
+  const auto info = nlohmann::json::parse(run("info --json").out);
+  EXPECT_EQ(info.at("devices").at(0).at("backend"), "cpu");
+  EXPECT_EQ(info.at("devices").at(0).at("can_run"), true);
+  EXPECT_FALSE(info.at("commit").get<std::string>().empty());
+  EXPECT_FALSE(info.at("simd").get<std::string>().empty());
+}
+
+TEST_F(Command, BenchWritesARecordForEachShape) {
+  const auto path = directory_ / "records.json";
+  const Outcome outcome =
+      run("bench --shape qwen3-30b/16 qwen3-235b/16 --tokens 3 --ranks 2 --threads 1 --repeats 1 "
+          "--mode recompute --json " +
+          path.string());
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto records = nlohmann::json::parse(read_file(path));
+  ASSERT_EQ(records.size(), 2U);
+  const auto& record = records.at(1);
+  EXPECT_EQ(record.at("shape"), "qwen3-235b/16");
+  EXPECT_EQ(record.at("layer"), "megamoe");
+  EXPECT_EQ(record.at("mode"), "recompute");
+  EXPECT_EQ(record.at("ranks"), 2);
+  EXPECT_EQ(record.at("tokens_per_rank"), 3);
+  EXPECT_GT(record.at("forward_ms"), 0.0);
+  EXPECT_GT(record.at("backward_tflops"), 0.0);
+  EXPECT_EQ(record.at("run"), records.at(0).at("run"));
+  // K = 8 of 8 experts on 2 ranks: each of 3 tokens of 2 ranks crosses once, for 4 slots.
+  const std::int64_t hidden = record.at("hidden_dim");
+  const std::int64_t lists = 6 * 16 + 24 * 16;
+  EXPECT_EQ(record.at("bytes_between_ranks").at("forward"), (6 + 24) * hidden * 2 + lists);
+  EXPECT_EQ(record.at("bytes_between_ranks").at("backward"),
+            (2 * 6 + 24) * hidden * 2 + lists + 24 * 8);
+  EXPECT_EQ(record.at("bytes_between_ranks_per_slot").at("forward"),
+            (24 + 24) * hidden * 2 + 24 * 32);
+}
+
+TEST_F(Command, BenchNamesTheOptionThatIsWrong) {
+  const auto expect_usage_error = [&](const std::string& arguments, const std::string& option) {
+    const Outcome outcome = run("bench " + arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << arguments;
+    EXPECT_NE(outcome.err.find(option), std::string::npos) << outcome.err;
+    EXPECT_EQ(outcome.out, "") << "refused before the first measurement";
+  };
+  expect_usage_error("--shape no-such-model", "--shape");
+  expect_usage_error("--shape qwen3-30b/3", "--shape");
+  expect_usage_error("--shape qwen3-30b/", "--shape");
+  expect_usage_error("--ranks 3", "--ranks");
+  expect_usage_error("--ranks 0", "--ranks");
+  expect_usage_error("--tokens -1", "--tokens");
+  expect_usage_error("--mode forgetful", "--mode");
+  expect_usage_error("--repeats many", "--repeats");
+}
+
+TEST_F(Command, BenchRefusesAnUnwritableFileBeforeItMeasures) {
+  const std::string path = (directory_ / "no_such_folder" / "records.json").string();
+  const Outcome outcome = run("bench --json " + path);
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_NE(outcome.err.find(path), std::string::npos) << outcome.err;
+  EXPECT_EQ(outcome.out, "");
+}
+
+}  // namespace
+}  // namespace megamoe

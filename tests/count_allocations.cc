@@ -1,0 +1,25 @@
+// The operators live in a file of their own: g++ would inline them into callers and then take
+// malloc and operator delete for a mismatched pair.
+#include "count_allocations.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+namespace {
+std::atomic<std::int64_t> allocations{0};
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  ++allocations;
+  if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+
+namespace megamoe::testing {
+
+std::int64_t num_allocations() { return allocations; }
+
+}  // namespace megamoe::testing
