@@ -26,8 +26,13 @@ struct SwiGlu {
   }
   MEGAMOE_HOST_DEVICE static float sigmoid(float g) {
 #if defined(__CUDA_ARCH__)
-    // Special function unit: relative error about 2^-21 against bf16's 2^-9, and a fifth of the instructions.
-    return __fdividef(1.0F, 1.0F + __expf(-g));
+    // Special function unit: relative error about 2^-21 against bf16's 2^-9, in four instructions
+    // instead of about thirty.
+    float exponential;
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(exponential) : "f"(-1.44269504088896340736F * g));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(1.0F + exponential));
+    return result;
 #else
     return 1.0F / (1.0F + expf(-g));
 #endif

@@ -1,78 +1,90 @@
-// Signals between ranks: release and acquire over peer pointers, and waits that end.
+// Counters in global memory by which CTAs and GPUs tell each other what is complete, and waits on
+// them with a deadline.
 //
-// A signal word has one writer, a peer, and one reader. It is written with a release after a CTA
-// barrier (or a kernel boundary) behind everything that it announces. Only kernels of a single CTA
-// wait: kernels of two ranks that share a GPU can then never keep each other from its SMs.
+// A counter changes only by red and only upwards: a plain store would break the release chain. What
+// a counter stands for and which proxy fence belongs on each side is the memory protocol of the
+// kernel that uses it.
 #pragma once
 
 #include <cstdint>
 
-#include "device/call_control.h"
-
 namespace megamoe::device {
 
-__device__ inline void store_release_sys(SignalValue* signal, SignalValue value) {
-  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(signal), "l"(value) : "memory");
-}
+enum class Reach { gpu, system };  ///< who may read the counter: CTAs of this GPU, or peers too
 
-__device__ inline SignalValue load_acquire_sys(const SignalValue* signal) {
-  SignalValue value;
-  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(signal) : "memory");
-  return value;
-}
-
-/// Nanoseconds; ticks coarsely (about a microsecond), which is fine for deadlines.
-__device__ inline std::uint64_t global_timer_ns() {
-  std::uint64_t now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
-  return now;
-}
-
-/// What this thread's ordinary stores wrote to global memory becomes readable by the copy engine.
-__device__ inline void fence_async_global() {
-  asm volatile("fence.proxy.async.global;" ::: "memory");
-}
-
-__device__ inline SignalValue signal_value(const CallControl& control) {
-  return 2 * control.epoch + (control.failed_for_good != 0 ? kSenderFailed : 0);
-}
-__device__ inline std::uint64_t epoch_of(SignalValue value) { return value / 2; }
-
-/// How a wait ended.
-struct Arrival {
-  FailureCode failure;  ///< none, deadline_exceeded or peer_failed
-  SignalValue seen;
-};
-
-/// Waits until the signal has reached `epoch`, for at most `deadline_ns`.
-__device__ inline Arrival await_signal(const SignalValue* signal, std::uint64_t epoch,
-                                       std::uint64_t deadline_ns) {
-  const std::uint64_t start = global_timer_ns();
-  for (;;) {
-    const SignalValue seen = load_acquire_sys(signal);
-    if (epoch_of(seen) >= epoch) {
-      return {(seen & kSenderFailed) != 0 ? FailureCode::peer_failed : FailureCode::none, seen};
-    }
-    if (global_timer_ns() - start > deadline_ns) return {FailureCode::deadline_exceeded, seen};
+/// Adds to the counter; every earlier write of this thread (and those it has synchronised with) is
+/// visible to who acquires the sum.
+template <Reach reach>
+__device__ inline void signal(std::uint32_t* counter, std::uint32_t amount = 1) {
+  if constexpr (reach == Reach::gpu) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(amount) : "memory");
+  } else {
+    asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(counter), "r"(amount) : "memory");
   }
 }
 
-/// Keeps the first failure; one thread of a rank at a time may call it.
-__device__ inline void report(volatile FailureRecord* record, const FailureRecord& failure) {
-  if (record->is_set != 0) return;
-  record->code = failure.code;
-  record->rank = failure.rank;
-  record->peer = failure.peer;
-  record->awaited = failure.awaited;
-  record->slot = failure.slot;
-  record->value = failure.value;
-  record->expected = failure.expected;
-  record->seen = failure.seen;
-  record->token = failure.token;
-  record->need = failure.need;
-  record->capacity = failure.capacity;
-  __threadfence_system();
-  record->is_set = 1;
+template <Reach reach>
+__device__ inline std::uint32_t acquire(const std::uint32_t* counter) {
+  std::uint32_t value;
+  if constexpr (reach == Reach::gpu) {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  } else {
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  }
+  return value;
+}
+
+__device__ inline std::uint64_t now_ns() {
+  std::uint64_t time;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
+  return time;
+}
+
+/// What a wait was about, for the report of a missed deadline.
+struct Awaited {
+  std::int32_t rank;
+  std::int32_t peer;
+  std::int32_t what;   ///< an enum of the kernel's
+  std::int32_t block;  ///< of rows, or -1
+};
+
+/// The first missed deadline; lies in pinned host memory, so that the host reads it without a
+/// synchronisation.
+struct DeadlineReport {
+  std::uint32_t set;  ///< 0 until the other members are written
+  Awaited awaited;
+  std::uint32_t expected;
+  std::uint32_t seen;
+  std::uint32_t claimed;  ///< taken by the thread that reports
+};
+
+__device__ inline void report_deadline(DeadlineReport* report, const Awaited& awaited,
+                                       std::uint32_t expected, std::uint32_t seen) {
+  if (atomicCAS_system(&report->claimed, 0U, 1U) != 0U) return;
+  report->awaited = awaited;
+  report->expected = expected;
+  report->seen = seen;
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(&report->set), "r"(1U) : "memory");
+}
+
+/// Waits until the counter has reached `expected` (modulo 2^32, at most 2^31 ahead). On a missed
+/// deadline reports and returns false; the caller falls through to its exit path, it never returns
+/// early from between wgmmas and never traps.
+template <Reach reach>
+__device__ inline bool wait_for(const std::uint32_t* counter, std::uint32_t expected,
+                                std::uint64_t deadline_ns, const Awaited& awaited,
+                                DeadlineReport* report) {
+  std::uint32_t seen = acquire<reach>(counter);
+  if (static_cast<std::int32_t>(seen - expected) >= 0) return true;
+  const std::uint64_t start = now_ns();
+  while (static_cast<std::int32_t>(seen - expected) < 0) {
+    if (now_ns() - start > deadline_ns) {
+      report_deadline(report, awaited, expected, seen);
+      return false;
+    }
+    seen = acquire<reach>(counter);
+  }
+  return true;
 }
 
 }  // namespace megamoe::device

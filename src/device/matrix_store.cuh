@@ -12,29 +12,41 @@ __device__ inline std::uint32_t pack_bf16(float first, float second) {
   return packed;
 }
 __device__ inline float first_of(std::uint32_t packed) { return __uint_as_float(packed << 16); }
-__device__ inline float second_of(std::uint32_t packed) { return __uint_as_float(packed & 0xffff0000U); }
+__device__ inline float second_of(std::uint32_t packed) {
+  return __uint_as_float(packed & 0xffff0000U);
+}
 
-/// Byte offset of 16-byte chunk `chunk` of line `line` in a tile of 128-byte lines with 128-byte swizzle.
+/// Byte offset of 16-byte chunk `chunk` of line `line` in a tile of 128-byte lines with 128-byte
+/// swizzle.
 __device__ inline std::uint32_t swizzled_offset(std::uint32_t line, std::uint32_t chunk) {
   return line * 128U + ((chunk ^ (line & 7U)) << 4);
 }
 
 /// Four 8x8 blocks, each transposed on the way; lane l gives the address of line l%8 of block l/8.
-__device__ inline void store_blocks_transposed(std::uint32_t address, std::uint32_t r0, std::uint32_t r1, std::uint32_t r2,
+__device__ inline void store_blocks_transposed(std::uint32_t address, std::uint32_t r0,
+                                               std::uint32_t r1, std::uint32_t r2,
                                                std::uint32_t r3) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0), "r"(r1),
-               "r"(r2), "r"(r3)
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+      : "memory");
+}
+__device__ inline void store_blocks(std::uint32_t address, std::uint32_t r0, std::uint32_t r1,
+                                    std::uint32_t r2, std::uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(r0), "r"(r1), "r"(r2), "r"(r3)
                : "memory");
 }
-__device__ inline void store_blocks(std::uint32_t address, std::uint32_t r0, std::uint32_t r1, std::uint32_t r2,
-                                    std::uint32_t r3) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0), "r"(r1), "r"(r2),
-               "r"(r3)
+/// The same with two blocks, whose addresses lanes 0..15 give.
+__device__ inline void store_two_blocks_transposed(std::uint32_t address,
+                                                   const std::uint32_t (&r)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address),
+               "r"(r[0]), "r"(r[1])
                : "memory");
 }
-__device__ inline void load_blocks_transposed(std::uint32_t address, std::uint32_t (&r)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+__device__ inline void load_two_blocks_transposed(std::uint32_t address, std::uint32_t (&r)[2]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
                : "r"(address)
                : "memory");
 }

@@ -1,4 +1,5 @@
-// Tensor maps: the host-side description of a global-memory tile that the copy engine reads or writes.
+// Tensor maps: the host-side description of a global-memory tile that the copy engine reads or
+// writes.
 #pragma once
 
 #include <cuda.h>
@@ -10,8 +11,9 @@
 
 namespace megamoe::device {
 
-/// Up to four dimensions, innermost first. Strides are in bytes, of dimensions 1 and up; the innermost is contiguous.
-/// The box is what one copy moves; its innermost extent is 128 bytes and lands in shared memory with 128-byte swizzle.
+/// Up to four dimensions, innermost first. Strides are in bytes, of dimensions 1 and up; the
+/// innermost is contiguous. The box is what one copy moves; its innermost extent is 128 bytes and
+/// lands in shared memory with 128-byte swizzle.
 struct TileDescription {
   const void* data = nullptr;
   DType dtype = DType::bf16;
@@ -21,7 +23,8 @@ struct TileDescription {
   std::array<std::int32_t, 4> box{};
 };
 
-/// Throws Error naming `what` when the hardware cannot express the tile (16-byte aligned base and strides, sizes below 2^32).
+/// Throws Error naming `what` when the hardware cannot express the tile (16-byte aligned base and
+/// strides, sizes below 2^32).
 CUtensorMap encode_tensor_map(const TileDescription& tile, const char* what);
 
 }  // namespace megamoe::device

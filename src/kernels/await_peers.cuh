@@ -4,7 +4,7 @@
 #include <climits>
 #include <cstdint>
 
-#include "device/flags.cuh"
+#include "device/rank_signals.cuh"
 #include "kernels/rank_view.h"
 
 namespace megamoe::gpu {

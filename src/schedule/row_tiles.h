@@ -1,7 +1,8 @@
 // How the rows of one expert are cut into tiles: shared by the host, the kernels and the CPU tests.
 //
-// Rows count in units of 16. A tile holds at most kMaxUnitsPerTile units; the tiles of an expert differ by at most one unit, so
-// that a ragged expert wastes less than one unit in total instead of most of its last tile. A row's bits do not depend on the cut.
+// Rows count in units of 16. A tile holds at most kMaxUnitsPerTile units; the tiles of an expert
+// differ by at most one unit, so that a ragged expert wastes less than one unit in total instead of
+// most of its last tile. A row's bits do not depend on the cut.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +21,16 @@ struct UnitRange {
   int count = 0;
 };
 
-MEGAMOE_HOST_DEVICE constexpr int ceil_div(int value, int divisor) { return (value + divisor - 1) / divisor; }
+MEGAMOE_HOST_DEVICE constexpr int ceil_div(int value, int divisor) {
+  return (value + divisor - 1) / divisor;
+}
 
-MEGAMOE_HOST_DEVICE constexpr int num_row_units(int num_rows) { return ceil_div(num_rows, kRowsPerUnit); }
+MEGAMOE_HOST_DEVICE constexpr int num_row_units(int num_rows) {
+  return ceil_div(num_rows, kRowsPerUnit);
+}
 
-/// The fewest tiles of at most `max_units` units, as a multiple of `multiple`; 0 for an expert without rows.
+/// The fewest tiles of at most `max_units` units, as a multiple of `multiple`; 0 for an expert
+/// without rows.
 MEGAMOE_HOST_DEVICE constexpr int num_unit_tiles(int num_units, int max_units, int multiple) {
   return ceil_div(num_units, max_units * multiple) * multiple;
 }

@@ -1,4 +1,5 @@
-// Device memory, random and poisoned contents, and fp64 reference dots for GPU tests and benchmarks.
+// Device memory, random and poisoned contents, and fp64 reference dots for GPU tests and
+// benchmarks.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,7 +14,8 @@
 namespace megamoe::testing {
 
 inline void check_cuda(cudaError_t status, const char* what) {
-  if (status != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
+  if (status != cudaSuccess)
+    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
 }
 
 template <class T>
@@ -29,15 +31,19 @@ class DeviceBuffer {
   [[nodiscard]] T* data() const { return data_; }
   [[nodiscard]] std::int64_t size() const { return size_; }
   void upload(const std::vector<T>& values) {
-    check_cuda(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "upload");
+    check_cuda(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
+               "upload");
   }
   [[nodiscard]] std::vector<T> download() const {
     std::vector<T> values(static_cast<std::size_t>(size_));
-    check_cuda(cudaMemcpy(values.data(), data_, values.size() * sizeof(T), cudaMemcpyDeviceToHost), "download");
+    check_cuda(cudaMemcpy(values.data(), data_, values.size() * sizeof(T), cudaMemcpyDeviceToHost),
+               "download");
     return values;
   }
   /// Every byte 0xff: NaN in bf16 and fp32.
-  void poison() { check_cuda(cudaMemset(data_, 0xff, static_cast<std::size_t>(size_) * sizeof(T)), "poison"); }
+  void poison() {
+    check_cuda(cudaMemset(data_, 0xff, static_cast<std::size_t>(size_) * sizeof(T)), "poison");
+  }
 
  private:
   T* data_ = nullptr;
@@ -57,13 +63,26 @@ __global__ void fill_random_kernel(bf16* data, std::int64_t size, std::uint64_t 
        i += std::int64_t{gridDim.x} * blockDim.x) {
     float sum = -2.0F;
     for (int part = 0; part < 4; ++part) {
-      sum += static_cast<float>(hash((static_cast<std::uint64_t>(i) * 4 + part) ^ (seed << 40)) & 0xffffffU) * 0x1p-24F * 1.0F +
+      sum += static_cast<float>(hash((static_cast<std::uint64_t>(i) * 4 + part) ^ (seed << 40)) &
+                                0xffffffU) *
+                 0x1p-24F * 1.0F +
              0.0F;
     }
     data[i] = to_bf16(sum * 1.7320508F * scale);
   }
 }
+__global__ void fill_constant_kernel(float* data, std::int64_t size, float value) {
+  for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < size;
+       i += std::int64_t{gridDim.x} * blockDim.x) {
+    data[i] = value;
+  }
+}
 }  // namespace detail
+
+inline void fill_constant(const DeviceBuffer<float>& buffer, float value) {
+  detail::fill_constant_kernel<<<1024, 256>>>(buffer.data(), buffer.size(), value);
+  check_cuda(cudaGetLastError(), "fill_constant");
+}
 
 inline void fill_random(const DeviceBuffer<bf16>& buffer, std::uint64_t seed, float scale) {
   detail::fill_random_kernel<<<1024, 256>>>(buffer.data(), buffer.size(), seed, scale);

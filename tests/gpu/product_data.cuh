@@ -1,8 +1,12 @@
-// Operands of all products for one shape and row layout, and for each product how to launch and check it.
+// Operands of all products for one shape and row layout, and for each product how to launch and
+// check it.
 #pragma once
 
+#include <algorithm>
 #include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/products/products.h"
@@ -13,7 +17,8 @@ namespace megamoe::testing {
 /// Unit-scale operands: x, dy, dg, du about 1; weights scaled so that products are about 1.
 struct ProductData {
   ProductData(int hidden_size, int intermediate_size, const std::vector<std::int32_t>& begins,
-              const std::vector<std::int32_t>& counts, std::int64_t row_capacity)
+              const std::vector<std::int32_t>& counts, std::int64_t row_capacity,
+              bool with_gradients = true)
       : hidden(hidden_size),
         intermediate(intermediate_size),
         num_experts(static_cast<int>(counts.size())),
@@ -30,7 +35,13 @@ struct ProductData {
         out_NI(capacity * intermediate),
         gate_eIH(std::int64_t{num_experts} * hidden * intermediate),
         up_eIH(gate_eIH.size()),
-        down_eHI(gate_eIH.size()) {
+        down_eHI(gate_eIH.size()),
+        dy_NH(capacity * hidden),
+        dg_out_NI(capacity * intermediate),
+        du_out_NI(capacity * intermediate),
+        row_weights(capacity),
+        dw_segments(capacity * (intermediate / 64)),
+        gradients((with_gradients ? 3 : 0) * gate_eIH.size()) {
     begin.upload(begins);
     count.upload(counts);
     fill_random(x_NH, 1, 1.0F);
@@ -40,7 +51,34 @@ struct ProductData {
     fill_random(gate_eIH, 5, 1.0F / std::sqrt(static_cast<float>(hidden)));
     fill_random(up_eIH, 6, 1.0F / std::sqrt(static_cast<float>(hidden)));
     fill_random(down_eHI, 7, 1.0F / std::sqrt(static_cast<float>(intermediate)));
+    fill_random(dy_NH, 8, 1.0F);
+    std::vector<float> weights(static_cast<std::size_t>(capacity));
+    for (std::size_t row = 0; row < weights.size(); ++row)
+      weights[row] = 0.05F + 0.0001F * static_cast<float>(hash(row) % 4096);
+    row_weights.upload(weights);
+    for (const auto& [buffer, columns] : row_operands())
+      zero_pads(*buffer, columns, counts, begins);
     poison_outputs();
+  }
+
+  /// The row buffers that the weight gradients read.
+  [[nodiscard]] std::vector<std::pair<const DeviceBuffer<bf16>*, int>> row_operands() const {
+    return {{&x_NH, hidden},
+            {&dy_NH, hidden},
+            {&a_NI, intermediate},
+            {&dg_NI, intermediate},
+            {&du_NI, intermediate}};
+  }
+  void zero_pads(const DeviceBuffer<bf16>& rows, int columns,
+                 const std::vector<std::int32_t>& counts,
+                 const std::vector<std::int32_t>& begins) const {
+    for (std::size_t expert = 0; expert < counts.size(); ++expert) {
+      const std::int64_t end = begins[expert] + counts[expert];
+      const std::int64_t pad = std::min<std::int64_t>((end + 63) / 64 * 64, capacity) - end;
+      check_cuda(
+          cudaMemset(rows.data() + end * columns, 0, static_cast<std::size_t>(pad * columns) * 2),
+          "zero pads");
+    }
   }
 
   void poison_outputs() {
@@ -48,15 +86,54 @@ struct ProductData {
     out_NI.poison();
     g_NI.poison();
     u_NI.poison();
+    dg_out_NI.poison();
+    du_out_NI.poison();
+    dw_segments.poison();
+    gradients.poison();
+    if (main_grad != nullptr) reset_main_gradients();
   }
 
-  [[nodiscard]] products::GroupedRows rows() const { return {begin.data(), count.data(), num_experts}; }
+  /// d_gate, d_up, d_down of dg, du, a (for w a), x and dy, in `gradients`, as bf16 or as the fp32
+  /// of `main_grad`.
+  [[nodiscard]] std::vector<products::WeightGradient> gradient_jobs(
+      float* main_grad = nullptr) const {
+    const std::int64_t size = gate_eIH.size();
+    const auto out = [&](int job, int lines, int channels) {
+      return main_grad == nullptr
+                 ? tensor_view(gradients.data() + job * size, {num_experts, lines, channels})
+                 : tensor_view(main_grad + job * size, {num_experts, lines, channels});
+    };
+    return {
+        {rows_view(dg_NI, intermediate), rows_view(x_NH, hidden), out(0, intermediate, hidden)},
+        {rows_view(du_NI, intermediate), rows_view(x_NH, hidden), out(1, intermediate, hidden)},
+        {rows_view(dy_NH, hidden), rows_view(a_NI, intermediate), out(2, hidden, intermediate)}};
+  }
+
+  [[nodiscard]] products::GroupedRows rows() const {
+    return {begin.data(), count.data(), num_experts};
+  }
   [[nodiscard]] TensorView rows_view(const DeviceBuffer<bf16>& buffer, int columns) const {
     return tensor_view(buffer.data(), {capacity, columns});
   }
-  [[nodiscard]] ConstTensorView gate() const { return tensor_view(gate_eIH.data(), {num_experts, intermediate, hidden}); }
-  [[nodiscard]] ConstTensorView up() const { return tensor_view(up_eIH.data(), {num_experts, intermediate, hidden}); }
-  [[nodiscard]] ConstTensorView down() const { return tensor_view(down_eHI.data(), {num_experts, hidden, intermediate}); }
+  [[nodiscard]] ConstTensorView gate() const {
+    return tensor_view(gate_eIH.data(), {num_experts, intermediate, hidden});
+  }
+  [[nodiscard]] ConstTensorView up() const {
+    return tensor_view(up_eIH.data(), {num_experts, intermediate, hidden});
+  }
+  [[nodiscard]] ConstTensorView down() const {
+    return tensor_view(down_eHI.data(), {num_experts, hidden, intermediate});
+  }
+
+  /// fp32 gradients, every element 3 when first asked for and after reset_main_gradients().
+  float* main_gradients() {
+    if (main_grad == nullptr) {
+      main_grad = std::make_unique<DeviceBuffer<float>>(3 * gate_eIH.size());
+      reset_main_gradients();
+    }
+    return main_grad->data();
+  }
+  void reset_main_gradients() { fill_constant(*main_grad, 3.0F); }
 
   int hidden;
   int intermediate;
@@ -75,13 +152,30 @@ struct ProductData {
   DeviceBuffer<bf16> gate_eIH;
   DeviceBuffer<bf16> up_eIH;
   DeviceBuffer<bf16> down_eHI;
+  DeviceBuffer<bf16> dy_NH;
+  DeviceBuffer<bf16> dg_out_NI;
+  DeviceBuffer<bf16> du_out_NI;
+  DeviceBuffer<float> row_weights;
+  DeviceBuffer<float> dw_segments;
+  DeviceBuffer<bf16> gradients;
+  std::unique_ptr<DeviceBuffer<float>> main_grad;  ///< allocated by the first product that needs it
 };
+
+/// Twice the relative norm error, 1.66e-3, that rounding the exact result to bf16 gives.
+inline constexpr double kBf16Tolerance = 2 * 1.66e-3;
+/// fp32 sums: 4 * (K / 16) * 2^-24 at K of about 1100, the longest expert of the shapes measured.
+inline constexpr double kFp32Tolerance = 4 * 69 * 0x1p-24;
+/// dw sums p times a rounded a; where the special function unit's last bits move a to the other
+/// neighbour, a term changes by 2^-8.
+inline constexpr double kDwTolerance = 2e-4;
 
 struct ProductCase {
   std::string name;
+  double tolerance;  ///< on sampled_error
   std::vector<products::Sharing> sharings;
   std::function<void(ProductData&, const products::LaunchOptions&)> launch;
-  /// Relative norm error over `num_samples` random outputs and every row's first column; infinite if any is not finite.
+  /// Relative norm error over `num_samples` random outputs and every row's first column; infinite
+  /// if any is not finite.
   std::function<double(ProductData&)> sampled_error;
   std::function<double(double hidden, double intermediate, double rows)> flops;
 };
@@ -98,15 +192,19 @@ struct SampleOperands {
 };
 
 template <SampledProduct kProduct>
-__global__ void sample_errors(SampleOperands operands, const std::int32_t* begin, const std::int32_t* count, int num_experts,
-                              int num_samples, ErrorSums* sums) {
+__global__ void sample_errors(SampleOperands operands, const std::int32_t* begin,
+                              const std::int32_t* count, int num_experts, int num_samples,
+                              ErrorSums* sums) {
   const int warp = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32);
   const int num_warps = static_cast<int>(gridDim.x * blockDim.x / 32);
   for (int sample = warp; sample < num_samples; sample += num_warps) {
-    const int expert = static_cast<int>(hash(sample * 3ULL + 17) % static_cast<unsigned>(num_experts));
+    const int expert =
+        static_cast<int>(hash(sample * 3ULL + 17) % static_cast<unsigned>(num_experts));
     if (count[expert] == 0) continue;
-    const std::int64_t row = begin[expert] + hash(sample * 3ULL + 18) % static_cast<unsigned>(count[expert]);
-    const int column = static_cast<int>(hash(sample * 3ULL + 19) % static_cast<unsigned>(operands.num_columns));
+    const std::int64_t row =
+        begin[expert] + hash(sample * 3ULL + 18) % static_cast<unsigned>(count[expert]);
+    const int column =
+        static_cast<int>(hash(sample * 3ULL + 19) % static_cast<unsigned>(operands.num_columns));
     double dots[2] = {0.0, 0.0};
     for (int source = 0; source < (kProduct == SampledProduct::down ? 1 : 2); ++source) {
       DotOperand weights = operands.weights[source];
@@ -126,9 +224,150 @@ template <SampledProduct kProduct>
 double sampled_error(const ProductData& data, const SampleOperands& operands) {
   const DeviceBuffer<ErrorSums> sums(1);
   check_cuda(cudaMemset(sums.data(), 0, sizeof(ErrorSums)), "memset");
-  sample_errors<kProduct><<<512, 256>>>(operands, data.begin.data(), data.count.data(), data.num_experts, 400000, sums.data());
+  sample_errors<kProduct><<<512, 256>>>(operands, data.begin.data(), data.count.data(),
+                                        data.num_experts, 400000, sums.data());
   check_cuda(cudaDeviceSynchronize(), "product or its check");
   return sums.download()[0].relative();
+}
+
+template <class T>
+struct GradientSamples {
+  DotOperand lines[3];  ///< index is the column, k the row
+  DotOperand channels[3];
+  const T* gradients;  ///< three of [e, num_lines, num_channels]
+  int num_lines[3];
+  int num_channels[3];
+  double offset;  ///< what the gradient held before
+};
+
+template <class T>
+__global__ void sample_gradient_errors(GradientSamples<T> samples, const std::int32_t* begin,
+                                       const std::int32_t* count, int num_experts, int num_samples,
+                                       ErrorSums* sums) {
+  const int warp = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32);
+  const int num_warps = static_cast<int>(gridDim.x * blockDim.x / 32);
+  for (int sample = warp; sample < num_samples; sample += num_warps) {
+    const int job = sample % 3;
+    const int expert =
+        static_cast<int>(hash(sample * 3ULL + 17) % static_cast<unsigned>(num_experts));
+    const std::int64_t line =
+        hash(sample * 3ULL + 18) % static_cast<unsigned>(samples.num_lines[job]);
+    const std::int64_t channel =
+        hash(sample * 3ULL + 19) % static_cast<unsigned>(samples.num_channels[job]);
+    DotOperand lines = samples.lines[job];
+    DotOperand channels = samples.channels[job];
+    lines.data += begin[expert] * lines.k_stride;
+    channels.data += begin[expert] * channels.k_stride;
+    const double reference =
+        samples.offset + warp_dot(lines, line, channels, channel, count[expert]);
+    const std::int64_t size =
+        std::int64_t{num_experts} * samples.num_lines[job] * samples.num_channels[job];
+    const T* gradient = samples.gradients + job * size;
+    const std::int64_t at =
+        (std::int64_t{expert} * samples.num_lines[job] + line) * samples.num_channels[job] +
+        channel;
+    double value = 0.0;
+    if constexpr (sizeof(T) == 2) {
+      value = to_float(gradient[at]);
+    } else {
+      value = gradient[at];
+    }
+    add_sample(sums, value, reference);
+  }
+}
+
+template <class T>
+double sampled_gradient_error(const ProductData& d, const T* gradients, double offset) {
+  const GradientSamples<T> samples{{{d.dg_NI.data(), 1, d.intermediate},
+                                    {d.du_NI.data(), 1, d.intermediate},
+                                    {d.dy_NH.data(), 1, d.hidden}},
+                                   {{d.x_NH.data(), 1, d.hidden},
+                                    {d.x_NH.data(), 1, d.hidden},
+                                    {d.a_NI.data(), 1, d.intermediate}},
+                                   gradients,
+                                   {d.intermediate, d.intermediate, d.hidden},
+                                   {d.hidden, d.hidden, d.intermediate},
+                                   offset};
+  const DeviceBuffer<ErrorSums> sums(1);
+  check_cuda(cudaMemset(sums.data(), 0, sizeof(ErrorSums)), "memset");
+  sample_gradient_errors<<<512, 256>>>(samples, d.begin.data(), d.count.data(), d.num_experts,
+                                       400000, sums.data());
+  check_cuda(cudaDeviceSynchronize(), "product or its check");
+  return sums.download()[0].relative();
+}
+
+/// dg, du and w a together, the largest of their relative errors; infinite if the partial dw is
+/// off.
+__global__ void sample_gate_up_gradient_errors(DotOperand dy, DotOperand down,
+                                               std::int64_t expert_stride, const bf16* g,
+                                               const bf16* u, const bf16* dg, const bf16* du,
+                                               const bf16* wa, const float* row_weights,
+                                               const float* dw_segments, std::int64_t capacity,
+                                               int intermediate, int hidden,
+                                               const std::int32_t* begin, const std::int32_t* count,
+                                               int num_experts, int num_samples, ErrorSums* sums) {
+  const int warp = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32);
+  const int num_warps = static_cast<int>(gridDim.x * blockDim.x / 32);
+  for (int sample = warp; sample < num_samples; sample += num_warps) {
+    const int expert =
+        static_cast<int>(hash(sample * 3ULL + 17) % static_cast<unsigned>(num_experts));
+    if (count[expert] == 0) continue;
+    const std::int64_t row =
+        begin[expert] + hash(sample * 3ULL + 18) % static_cast<unsigned>(count[expert]);
+    DotOperand weights = down;
+    weights.data += expert * expert_stride;
+    const double w = row_weights[row];
+    // Every 64th sample checks a whole segment's dw, the others one channel.
+    const int channel =
+        static_cast<int>(hash(sample * 3ULL + 19) % static_cast<unsigned>(intermediate));
+    const bool whole_segment = sample % 64 == 0;
+    const int first = whole_segment ? channel / 64 * 64 : channel;
+    double dw = 0.0;
+    for (int c = first; c < (whole_segment ? first + 64 : first + 1); ++c) {
+      const std::int64_t at = row * intermediate + c;
+      const double p = warp_dot(dy, row, weights, c, hidden);
+      const double gate = to_float(g[at]);
+      const double sigmoid = 1.0 / (1.0 + exp(-gate));
+      const double a = round_bf16(gate * sigmoid * to_float(u[at]));
+      dw += p * a;
+      if (c != first) continue;
+      add_sample(&sums[0], to_float(dg[at]),
+                 w * p * to_float(u[at]) * sigmoid * (1.0 + gate * (1.0 - sigmoid)));
+      add_sample(&sums[1], to_float(du[at]), w * p * gate * sigmoid);
+      add_sample(&sums[2], to_float(wa[at]), w * a);
+    }
+    if (whole_segment) add_sample(&sums[3], dw_segments[channel / 64 * capacity + row], dw);
+  }
+}
+
+/// How many values of the pad rows, up to the next multiple of 16, are not zero.
+__global__ void count_nonzero_pads(const bf16* rows, int columns, const std::int32_t* begin,
+                                   const std::int32_t* count, ErrorSums* sums) {
+  const int expert = static_cast<int>(blockIdx.x);
+  const std::int64_t first = std::int64_t{begin[expert]} + count[expert];
+  const std::int64_t end = begin[expert] + (count[expert] + 15) / 16 * 16;
+  for (std::int64_t i = first * columns + threadIdx.x; i < end * columns; i += blockDim.x) {
+    if (rows[i].bits != 0) atomicAdd(&sums->num_bad, 1ULL);
+  }
+}
+
+inline double sampled_gate_up_gradient_error(const ProductData& d) {
+  const DeviceBuffer<ErrorSums> sums(4);
+  check_cuda(cudaMemset(sums.data(), 0, 4 * sizeof(ErrorSums)), "memset");
+  sample_gate_up_gradient_errors<<<512, 256>>>(
+      {d.dy_NH.data(), d.hidden, 1}, {d.down_eHI.data(), 1, d.intermediate},
+      std::int64_t{d.hidden} * d.intermediate, d.a_NI.data(), d.du_NI.data(), d.dg_out_NI.data(),
+      d.du_out_NI.data(), d.out_NI.data(), d.row_weights.data(), d.dw_segments.data(), d.capacity,
+      d.intermediate, d.hidden, d.begin.data(), d.count.data(), d.num_experts, 200000, sums.data());
+  const DeviceBuffer<bf16>* outputs[3] = {&d.dg_out_NI, &d.du_out_NI, &d.out_NI};
+  for (int i = 0; i < 3; ++i) {
+    count_nonzero_pads<<<d.num_experts, 256>>>(outputs[i]->data(), d.intermediate, d.begin.data(),
+                                               d.count.data(), sums.data() + i);
+  }
+  check_cuda(cudaDeviceSynchronize(), "product or its check");
+  const std::vector<ErrorSums> all = sums.download();
+  if (!(all[3].relative() < kDwTolerance)) return INFINITY;
+  return std::max({all[0].relative(), all[1].relative(), all[2].relative()});
 }
 
 inline std::vector<ProductCase> product_cases() {
@@ -149,34 +388,38 @@ inline std::vector<ProductCase> product_cases() {
             d.hidden});
   };
   return {
-      {"down", both,
+      {"down", kBf16Tolerance, both,
        [](ProductData& d, const LaunchOptions& options) {
-         multiply_down(d.rows(), d.rows_view(d.a_NI, d.intermediate), d.down(), d.rows_view(d.out_NH, d.hidden), options);
+         multiply_down(d.rows(), d.rows_view(d.a_NI, d.intermediate), d.down(),
+                       d.rows_view(d.out_NH, d.hidden), options);
        },
        [](ProductData& d) {
-         return sampled_error<SampledProduct::down>(d, {{{d.a_NI.data(), d.intermediate, 1}, {}},
-                                                        {{d.down_eHI.data(), d.intermediate, 1}, {}},
-                                                        std::int64_t{d.hidden} * d.intermediate,
-                                                        d.out_NH.data(),
-                                                        d.hidden,
-                                                        d.intermediate});
+         return sampled_error<SampledProduct::down>(d,
+                                                    {{{d.a_NI.data(), d.intermediate, 1}, {}},
+                                                     {{d.down_eHI.data(), d.intermediate, 1}, {}},
+                                                     std::int64_t{d.hidden} * d.intermediate,
+                                                     d.out_NH.data(),
+                                                     d.hidden,
+                                                     d.intermediate});
        },
        flops(2.0)},
-      {"gate_up", both,
+      {"gate_up", kBf16Tolerance, both,
        [](ProductData& d, const LaunchOptions& options) {
          multiply_gate_up(d.rows(), d.rows_view(d.x_NH, d.hidden), d.gate(), d.up(), {}, {},
                           d.rows_view(d.out_NI, d.intermediate), options);
        },
        gate_up_error, flops(4.0)},
-      {"gate_up_saving", both,
+      {"gate_up_saving", kBf16Tolerance, both,
        [](ProductData& d, const LaunchOptions& options) {
-         multiply_gate_up(d.rows(), d.rows_view(d.x_NH, d.hidden), d.gate(), d.up(), d.rows_view(d.g_NI, d.intermediate),
-                          d.rows_view(d.u_NI, d.intermediate), d.rows_view(d.out_NI, d.intermediate), options);
+         multiply_gate_up(d.rows(), d.rows_view(d.x_NH, d.hidden), d.gate(), d.up(),
+                          d.rows_view(d.g_NI, d.intermediate), d.rows_view(d.u_NI, d.intermediate),
+                          d.rows_view(d.out_NI, d.intermediate), options);
        },
        gate_up_error, flops(4.0)},
-      {"dx", both,
+      {"dx", kBf16Tolerance, both,
        [](ProductData& d, const LaunchOptions& options) {
-         multiply_dx(d.rows(), d.rows_view(d.dg_NI, d.intermediate), d.rows_view(d.du_NI, d.intermediate), d.gate(), d.up(),
+         multiply_dx(d.rows(), d.rows_view(d.dg_NI, d.intermediate),
+                     d.rows_view(d.du_NI, d.intermediate), d.gate(), d.up(),
                      d.rows_view(d.out_NH, d.hidden), options);
        },
        [](ProductData& d) {
@@ -189,6 +432,39 @@ inline std::vector<ProductCase> product_cases() {
                  d.intermediate});
        },
        flops(4.0)},
+      {"p", kBf16Tolerance, both,
+       [](ProductData& d, const LaunchOptions& options) {
+         // g is a_NI and u a buffer of its own, so that outputs can be poisoned.
+         multiply_gate_up_gradient(
+             d.rows(), d.rows_view(d.dy_NH, d.hidden), d.down(),
+             d.rows_view(d.a_NI, d.intermediate), d.rows_view(d.du_NI, d.intermediate),
+             d.row_weights.data(),
+             {d.rows_view(d.dg_out_NI, d.intermediate), d.rows_view(d.du_out_NI, d.intermediate),
+              d.rows_view(d.out_NI, d.intermediate), d.dw_segments.data()},
+             options);
+       },
+       [](ProductData& d) { return sampled_gate_up_gradient_error(d); }, flops(2.0)},
+      {"dw_bf16", kBf16Tolerance, both,
+       [](ProductData& d, const LaunchOptions& options) {
+         multiply_weight_gradients(d.rows(), d.gradient_jobs(), products::GradientMode::store,
+                                   options);
+       },
+       [](ProductData& d) { return sampled_gradient_error(d, d.gradients.data(), 0.0); },
+       flops(6.0)},
+      {"dw_fp32", kFp32Tolerance, both,
+       [](ProductData& d, const LaunchOptions& options) {
+         multiply_weight_gradients(d.rows(), d.gradient_jobs(d.main_gradients()),
+                                   products::GradientMode::store, options);
+       },
+       [](ProductData& d) { return sampled_gradient_error(d, d.main_gradients(), 0.0); },
+       flops(6.0)},
+      {"dw_fp32_add", kFp32Tolerance, both,
+       [](ProductData& d, const LaunchOptions& options) {
+         multiply_weight_gradients(d.rows(), d.gradient_jobs(d.main_gradients()),
+                                   products::GradientMode::accumulate, options);
+       },
+       [](ProductData& d) { return sampled_gradient_error(d, d.main_gradients(), 3.0); },
+       flops(6.0)},
   };
 }
 

@@ -16,26 +16,33 @@ struct DotOperand {
 };
 
 /// sum over k of a[i, k] * b[j, k] in fp64, by the whole warp.
-__device__ inline double warp_dot(const DotOperand& a, std::int64_t i, const DotOperand& b, std::int64_t j, int num_k) {
+__device__ inline double warp_dot(const DotOperand& a, std::int64_t i, const DotOperand& b,
+                                  std::int64_t j, int num_k) {
   double sum = 0.0;
   for (int k = static_cast<int>(threadIdx.x) % 32; k < num_k; k += 32) {
     sum += static_cast<double>(to_float(a.data[i * a.index_stride + k * a.k_stride])) *
            static_cast<double>(to_float(b.data[j * b.index_stride + k * b.k_stride]));
   }
-  for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, distance);
+  for (int distance = 16; distance > 0; distance /= 2)
+    sum += __shfl_xor_sync(0xffffffffU, sum, distance);
   return sum;
 }
 
-__device__ inline double round_bf16(double value) { return to_float(to_bf16(static_cast<float>(value))); }
+__device__ inline double round_bf16(double value) {
+  return to_float(to_bf16(static_cast<float>(value)));
+}
 
-/// Sums over samples of squared error and squared reference, the largest error, and how many outputs are not finite.
+/// Sums over samples of squared error and squared reference, the largest error, and how many
+/// outputs are not finite.
 struct ErrorSums {
   double squared_error = 0.0;
   double squared_reference = 0.0;
   double max_error = 0.0;
   unsigned long long num_bad = 0;
 
-  [[nodiscard]] double relative() const { return num_bad > 0 ? INFINITY : std::sqrt(squared_error / squared_reference); }
+  [[nodiscard]] double relative() const {
+    return num_bad > 0 ? INFINITY : std::sqrt(squared_error / squared_reference);
+  }
 };
 
 __device__ inline void add_sample(ErrorSums* sums, double value, double reference) {

@@ -1,5 +1,5 @@
 // Pulling through registers: each warp reads a chunk of a token once and stores it to every row.
-#include "device/flags.cuh"
+#include "device/row_copy.cuh"
 #include "kernels/exchange/pull_role.cuh"
 #include "kernels/launch.h"
 

@@ -2,9 +2,7 @@
 // every row. Each warp has a ring of chunks of its own and loads one chunk ahead; lane i stores to
 // the token's i-th row, so all lanes commit and wait in step.
 #include "device/barrier.cuh"
-#include "device/bulk_copy.cuh"
-#include "device/flags.cuh"
-#include "device/tma.cuh"
+#include "device/row_copy.cuh"
 #include "kernels/exchange/pull_role.cuh"
 #include "kernels/launch.h"
 

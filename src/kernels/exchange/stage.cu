@@ -1,5 +1,5 @@
 // Staging: this rank's rows go to where peers pull them from.
-#include "device/flags.cuh"
+#include "device/row_copy.cuh"
 #include "kernels/exchange/exchange.h"
 #include "kernels/exchange/rows.cuh"
 #include "kernels/launch.h"

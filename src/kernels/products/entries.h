@@ -13,4 +13,11 @@ const void* gate_up_saving_sharing_channels();
 const void* dx_sharing_rows();
 const void* dx_sharing_channels();
 
+const void* weight_gradient_bf16_sharing_rows();
+const void* weight_gradient_bf16_sharing_channels();
+const void* weight_gradient_fp32_sharing_rows();
+const void* weight_gradient_fp32_sharing_channels();
+const void* gate_up_gradient_sharing_rows();
+const void* gate_up_gradient_sharing_channels();
+
 }  // namespace megamoe::products

@@ -7,18 +7,21 @@
 #include "device/matrix_store.cuh"
 #include "kernels/products/grouped_walk.cuh"
 #include "kernels/products/operand_layout.cuh"
+#include "kernels/products/pieces.h"
 
 namespace megamoe::products {
 
 /// Writes 64-channel pieces into the slots, in the order in which the store warps expect them.
+template <PieceOrder kOrder, int kPiecesPerWarpgroup>
 class PieceWriter {
  public:
-  __device__ PieceWriter(SharedStorage& shared, int warpgroup, int pieces_per_warpgroup)
+  using Pieces = PieceNumbering<kOrder, kPiecesPerWarpgroup>;
+
+  __device__ PieceWriter(SharedStorage& shared, int warpgroup)
       : slots_(device::shared_address(shared.slots)),
         filled_(device::shared_address(shared.barriers.slot_filled)),
-        free_(device::shared_address(shared.barriers.slot_free)),
-        next_piece_(warpgroup * pieces_per_warpgroup),
-        other_pieces_((kNumMathWarpgroups - 1) * pieces_per_warpgroup) {
+        granted_(device::shared_address(shared.barriers.slot_granted[warpgroup])),
+        warpgroup_(warpgroup) {
     // Lane l addresses line l % 8 of block l / 8; blocks 1 and 3 are channels 8..15 of the warp,
     // blocks 2 and 3 rows 8..15.
     const int lane = device::lane_idx();
@@ -26,41 +29,49 @@ class PieceWriter {
     const std::uint32_t row = static_cast<std::uint32_t>((lane & 7) + ((lane & 16) != 0 ? 8 : 0));
     lane_offset_ =
         device::swizzled_offset(row, static_cast<std::uint32_t>(warp * 2 + ((lane >> 3) & 1)));
+    // The first writer of a slot needs no grant: it waits for the phase before the first, which
+    // counts as completed.
+    for (int slot = 0; slot < kNumSlots; ++slot) {
+      if (Pieces::warpgroup_of(slot) == warpgroup) parities_ |= 1U << slot;
+    }
   }
 
-  /// Waits until the next piece's slot may be overwritten; returns this lane's address for unit 0.
-  __device__ std::uint32_t begin() {
-    const std::uint32_t slot = next_piece_ % kNumSlots;
-    device::wait(free_ + slot * 8U, ((next_piece_ / kNumSlots) & 1U) ^ 1U);
-    return slots_ + slot * kSlotBytes + lane_offset_;
+  /// Waits until the slot of the warpgroup's piece `piece` may be overwritten; returns its address.
+  __device__ std::uint32_t begin_slot(int piece) {
+    const std::uint32_t slot = slot_of(piece);
+    device::wait(granted_ + slot * 8U, parities_ >> slot & 1U);
+    parities_ ^= 1U << slot;
+    return slots_ + slot * kSlotBytes;
   }
+  /// The same, with this lane's offset in the matrix stores of unit 0.
+  __device__ std::uint32_t begin(int piece) { return begin_slot(piece) + lane_offset_; }
+  [[nodiscard]] __device__ std::uint32_t lane_offset() const { return lane_offset_; }
 
-  __device__ void end() {
-    const std::uint32_t slot = next_piece_ % kNumSlots;
+  __device__ void end(int piece) {
     device::fence_async_shared();
     __syncwarp();
-    if (device::lane_idx() == 0) device::arrive(filled_ + slot * 8U);
-    ++next_piece_;
+    if (device::lane_idx() == 0) device::arrive(filled_ + slot_of(piece) * 8U);
   }
 
-  /// After a warpgroup's last piece of a tile: the other warpgroup's pieces come before its next
-  /// one.
-  __device__ void end_tile() { next_piece_ += other_pieces_; }
-
  private:
+  [[nodiscard]] __device__ std::uint32_t slot_of(int piece) const {
+    return static_cast<std::uint32_t>(Pieces::number_of(warpgroup_, piece)) % kNumSlots;
+  }
+
   std::uint32_t slots_;
   std::uint32_t filled_;
-  std::uint32_t free_;
-  std::uint32_t next_piece_;
-  std::uint32_t other_pieces_;
+  std::uint32_t granted_;
+  int warpgroup_;
+  std::uint32_t parities_ = 0;
   std::uint32_t lane_offset_;
 };
 
 /// down, dx: each block of 64 channels is a piece.
-__device__ inline void write_blocks(const Accumulators& acc, int num_units, PieceWriter& writer) {
+template <class Writer>
+__device__ inline void write_blocks(const Accumulators& acc, int num_units, Writer& writer) {
 #pragma unroll
   for (int block = 0; block < kBlocksPerWarpgroup; ++block) {
-    const std::uint32_t address = writer.begin();
+    const std::uint32_t address = writer.begin(block);
 #pragma unroll
     for (int unit = 0; unit < schedule::kMaxUnitsPerTile; ++unit) {
       if (unit >= num_units) break;
@@ -69,20 +80,19 @@ __device__ inline void write_blocks(const Accumulators& acc, int num_units, Piec
                                       device::pack_bf16(d[2], d[3]), device::pack_bf16(d[4], d[5]),
                                       device::pack_bf16(d[6], d[7]));
     }
-    writer.end();
+    writer.end(block);
   }
-  writer.end_tile();
 }
 
 /// gate_up: block 0 is gate, block 1 is up of the same channels; a = bf16(act(g) * u) from the
 /// rounded g and u.
-template <class Activation, bool kSave>
+template <bool kSave, class Activation, class Writer>
 __device__ inline void write_activation(const Accumulators& acc, int num_units,
-                                        const Activation& activation, PieceWriter& writer) {
+                                        const Activation& activation, Writer& writer) {
   if constexpr (kSave) {
 #pragma unroll
     for (int block = 0; block < kBlocksPerWarpgroup; ++block) {
-      const std::uint32_t address = writer.begin();
+      const std::uint32_t address = writer.begin(block);
 #pragma unroll
       for (int unit = 0; unit < schedule::kMaxUnitsPerTile; ++unit) {
         if (unit >= num_units) break;
@@ -92,10 +102,11 @@ __device__ inline void write_activation(const Accumulators& acc, int num_units,
                                         device::pack_bf16(d[4], d[5]),
                                         device::pack_bf16(d[6], d[7]));
       }
-      writer.end();
+      writer.end(block);
     }
   }
-  const std::uint32_t address = writer.begin();
+  constexpr int kPiece = kSave ? kBlocksPerWarpgroup : 0;
+  const std::uint32_t address = writer.begin(kPiece);
 #pragma unroll
   for (int unit = 0; unit < schedule::kMaxUnitsPerTile; ++unit) {
     if (unit >= num_units) break;
@@ -112,8 +123,7 @@ __device__ inline void write_activation(const Accumulators& acc, int num_units,
     device::store_blocks_transposed(address + unit * kUnitBytes, packed[0], packed[1], packed[2],
                                     packed[3]);
   }
-  writer.end();
-  writer.end_tile();
+  writer.end(kPiece);
 }
 
 }  // namespace megamoe::products

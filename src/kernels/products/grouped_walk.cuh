@@ -77,10 +77,10 @@ class GroupedWalk {
     const int local = next_ - first_tile_[group_];
     next_ += static_cast<int>(gridDim.x) / kClusterSize;
 
-    const int channel = local % walk_channel_tiles_;
-    const int row = local / walk_channel_tiles_;
     const int count = rows_.count[group_];
     const int row_tiles = num_group_row_tiles<kShared>(count);
+    const int channel = local % walk_channel_tiles_;
+    const int row = local / walk_channel_tiles_;
     const schedule::UnitRange units =
         schedule::unit_tile(schedule::num_row_units(count), row_tiles,
                             kShared == Shared::rows ? row : row * 2 + cta_rank_);

@@ -60,7 +60,7 @@ void check_weights(const ConstTensorView& view, std::int64_t num_experts, std::i
 }
 
 void launch_clusters(const void* kernel, std::initializer_list<void*> params,
-                     const LaunchOptions& options) {
+                     const LaunchOptions& options, std::size_t shared_bytes) {
   int device = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
   int num_sms = options.num_sms;
@@ -70,13 +70,13 @@ void launch_clusters(const void* kernel, std::initializer_list<void*> params,
   }
   if (num_sms < kClusterSize)
     refuse("num_sms", "must be at least 2, got " + std::to_string(num_sms));
-  check_cuda(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
-      "dynamic shared memory of a product kernel");
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(shared_bytes)),
+             "dynamic shared memory of a product kernel");
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(num_sms / kClusterSize * kClusterSize));
   config.blockDim = dim3(kNumThreads);
-  config.dynamicSmemBytes = kSharedBytes;
+  config.dynamicSmemBytes = shared_bytes;
   config.stream = options.stream;
   check_cuda(cudaLaunchKernelExC(&config, kernel, const_cast<void**>(params.begin())),
              "launch of a product kernel");

@@ -5,6 +5,7 @@
 #include <initializer_list>
 
 #include "kernels/products/products.h"
+#include "kernels/products/tile_shape.h"
 
 namespace megamoe::products {
 
@@ -22,6 +23,6 @@ void check_weights(const ConstTensorView& view, std::int64_t num_experts, std::i
 /// Launches clusters of two CTAs on the SMs that the options grant; `params` points to the kernel's
 /// parameters.
 void launch_clusters(const void* kernel, std::initializer_list<void*> params,
-                     const LaunchOptions& options);
+                     const LaunchOptions& options, std::size_t shared_bytes = kSharedBytes);
 
 }  // namespace megamoe::products

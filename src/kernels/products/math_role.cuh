@@ -19,18 +19,24 @@ struct StageBarriers {
   std::uint32_t
       free_there;  ///< of stage 0, in the CTA that this lane signals (lanes 0 and 1 of each warp)
 
+  __device__ explicit StageBarriers(Barriers& barriers)
+      : filled(device::shared_address(barriers.stage_filled)),
+        free_there(device::cluster_address(device::shared_address(barriers.stage_free),
+                                           device::lane_idx() % kClusterSize)) {}
+
   __device__ void release(std::uint32_t stage) const {
     if (device::lane_idx() < kClusterSize) device::arrive_reads_over(free_there + stage * 8U);
   }
 };
 
-/// All wgmmas of one stage, or the first `num_k_steps` of them for the ragged end of K.
-template <int kN, OperandLayout kLayout>
+/// The wgmmas of the first `kNumKSteps` steps of one stage, as one group. No branch may lie between
+/// them: the compiler would put a wait in front of each (ptxas C7519).
+template <int kN, int kNumKSteps, OperandLayout kLayout>
 __device__ inline void multiply_stage(Accumulators& acc, std::uint64_t channels, std::uint64_t rows,
-                                      bool accumulate, int num_k_steps = kKStepsPerBlock) {
+                                      bool accumulate) {
+  device::wgmma_begin_group();
 #pragma unroll
-  for (int k_step = 0; k_step < kKStepsPerBlock; ++k_step) {
-    if (k_step >= num_k_steps) break;
+  for (int k_step = 0; k_step < kNumKSteps; ++k_step) {
 #pragma unroll
     for (int block = 0; block < kBlocksPerWarpgroup; ++block) {
       const std::uint64_t a = device::advance_descriptor(
@@ -42,11 +48,17 @@ __device__ inline void multiply_stage(Accumulators& acc, std::uint64_t channels,
                                                                   accumulate || k_step > 0);
     }
   }
+  device::wgmma_end_group();
 }
+
+enum class KEnd {
+  whole,   ///< K is a multiple of 64
+  ragged,  ///< the last K block may hold 16, 32 or 48
+};
 
 /// acc = the tile's whole chain over K. Stage k is given back once stage k + 1's products are
 /// issued: one group stays in flight.
-template <int kN, OperandLayout kLayout>
+template <int kN, KEnd kEnd, OperandLayout kLayout>
 __device__ inline void multiply_tile(Accumulators& acc, std::uint32_t stages, int warpgroup,
                                      const StageBarriers& barriers, StageRing& ring,
                                      int num_k_blocks, int last_k_steps) {
@@ -54,35 +66,43 @@ __device__ inline void multiply_tile(Accumulators& acc, std::uint32_t stages, in
       device::tile_descriptor(stages + warpgroup * kLayout.warpgroup_bytes);
   const std::uint64_t rows =
       device::tile_descriptor(stages + kChannelBytes, kLayout.row_atom_bytes);
+  const auto multiply = [&]<int kNumKSteps>(bool accumulate) {
+    multiply_stage<kN, kNumKSteps, kLayout>(
+        acc, device::advance_descriptor(channels, ring.slot * kStageBytes),
+        device::advance_descriptor(rows, ring.slot * kStageBytes), accumulate);
+  };
   std::uint32_t previous = 0;
-  const int num_full = last_k_steps == kKStepsPerBlock ? num_k_blocks : num_k_blocks - 1;
-  for (int k_block = 0; k_block < num_full; ++k_block) {
+  const int num_whole =
+      kEnd == KEnd::ragged && last_k_steps != kKStepsPerBlock ? num_k_blocks - 1 : num_k_blocks;
+  for (int k_block = 0; k_block < num_whole; ++k_block) {
     device::wait(barriers.filled + ring.slot * 8U, ring.parity);
-    device::wgmma_begin_group();
-    multiply_stage<kN, kLayout>(acc, device::advance_descriptor(channels, ring.slot * kStageBytes),
-                                device::advance_descriptor(rows, ring.slot * kStageBytes),
-                                k_block > 0);
-    device::wgmma_end_group();
+    multiply.template operator()<kKStepsPerBlock>(k_block > 0);
     device::wgmma_wait<1>();
     if (k_block > 0) barriers.release(previous);
     previous = ring.slot;
     ring.advance();
   }
-  if (num_full != num_k_blocks) {
+  if (kEnd == KEnd::ragged && num_whole != num_k_blocks) {
     device::wait(barriers.filled + ring.slot * 8U, ring.parity);
-    device::wgmma_begin_group();
-    multiply_stage<kN, kLayout>(acc, device::advance_descriptor(channels, ring.slot * kStageBytes),
-                                device::advance_descriptor(rows, ring.slot * kStageBytes),
-                                num_full > 0, last_k_steps);
-    device::wgmma_end_group();
+    switch (last_k_steps) {
+      case 1:
+        multiply.template operator()<1>(num_whole > 0);
+        break;
+      case 2:
+        multiply.template operator()<2>(num_whole > 0);
+        break;
+      default:
+        multiply.template operator()<3>(num_whole > 0);
+        break;
+    }
     device::wgmma_wait<1>();
-    if (num_full > 0) barriers.release(previous);
+    if (num_whole > 0) barriers.release(previous);
     previous = ring.slot;
     ring.advance();
   }
   device::wgmma_wait<0>();
   device::pin_accumulators(acc);
-  if (num_k_blocks > 0) barriers.release(previous);
+  barriers.release(previous);
 }
 
 /// A CTA without rows still has to give the shared operand's stages back.
@@ -97,17 +117,17 @@ __device__ inline void skip_tile(const StageBarriers& barriers, StageRing& ring,
 
 /// Picks the wgmma width for the tile: one instantiation for each possible number of units, none
 /// for the others.
-template <OperandLayout kLayout, std::uint32_t kUnitsMask>
+template <OperandLayout kLayout, std::uint32_t kUnitsMask, KEnd kEnd = KEnd::whole>
 __device__ inline void multiply_units(int num_units, Accumulators& acc, std::uint32_t stages,
                                       int warpgroup, const StageBarriers& barriers, StageRing& ring,
-                                      int num_k_blocks, int last_k_steps) {
+                                      int num_k_blocks, int last_k_steps = kKStepsPerBlock) {
   switch (num_units) {
-#define MEGAMOE_UNITS(units)                                                                    \
-  case units:                                                                                   \
-    if constexpr ((kUnitsMask >> (units)&1U) != 0) {                                            \
-      multiply_tile<(units)*schedule::kRowsPerUnit, kLayout>(acc, stages, warpgroup, barriers,  \
-                                                             ring, num_k_blocks, last_k_steps); \
-    }                                                                                           \
+#define MEGAMOE_UNITS(units)                                                   \
+  case units:                                                                  \
+    if constexpr ((kUnitsMask >> (units)&1U) != 0) {                           \
+      multiply_tile<(units)*schedule::kRowsPerUnit, kEnd, kLayout>(            \
+          acc, stages, warpgroup, barriers, ring, num_k_blocks, last_k_steps); \
+    }                                                                          \
     break
     MEGAMOE_UNITS(1);
     MEGAMOE_UNITS(2);

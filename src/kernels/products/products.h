@@ -10,6 +10,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <span>
 
 #include "megamoe/tensor.h"
 
@@ -49,5 +50,41 @@ void multiply_dx(const GroupedRows& rows, const ConstTensorView& dg_NI,
                  const ConstTensorView& du_NI, const ConstTensorView& gate_eIH,
                  const ConstTensorView& up_eIH, const TensorView& dx_NH,
                  const LaunchOptions& options);
+
+/// What follows p[N, I] = dy[N, H] down[e, H, I], which itself is never stored.
+struct GateUpGradientOutputs {
+  TensorView dg_NI;
+  TensorView du_NI;
+  TensorView wa_NI;  ///< bf16(w a), with a = bf16(act(g) u) from the given g and u
+  float* dw_segments =
+      nullptr;  ///< [I / 64, N]: sums of p * a over 64 channels each, to be added in order
+};
+
+/// dg = w p u act'(g), du = w p act(g), SwiGLU. Pad rows up to the next multiple of 16 are written
+/// as zeros. row_weights[N] fp32; N is a multiple of 16.
+void multiply_gate_up_gradient(const GroupedRows& rows, const ConstTensorView& dy_NH,
+                               const ConstTensorView& down_eHI, const ConstTensorView& g_NI,
+                               const ConstTensorView& u_NI, const float* row_weights,
+                               const GateUpGradientOutputs& outputs, const LaunchOptions& options);
+
+/// One weight gradient: gradient[e, R, C] (+)= sum over expert e's rows of lines[row, R]^T
+/// channels[row, C]. d_down[e, H, I]: lines dy, channels w a. d_gate[e, I, H]: lines dg, channels
+/// x. d_up[e, I, H]: lines du, channels x.
+struct WeightGradient {
+  ConstTensorView lines_NR;
+  ConstTensorView channels_NC;
+  TensorView gradient_eRC;  ///< bf16 or fp32
+};
+
+enum class GradientMode {
+  store,
+  accumulate
+};  ///< accumulate: fp32 only, added once to each element
+
+/// All gradients, of one dtype, in one launch. Operand rows from an expert's last row to the next
+/// multiple of 16 must be zero. An expert without rows gets exact zeros, or, accumulating, stays as
+/// it was.
+void multiply_weight_gradients(const GroupedRows& rows, std::span<const WeightGradient> gradients,
+                               GradientMode mode, const LaunchOptions& options);
 
 }  // namespace megamoe::products

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 
+#include "kernels/products/pieces.h"
 #include "kernels/products/tile_shape.h"
 
 namespace megamoe::products {
@@ -55,9 +56,12 @@ inline constexpr int kOutputChannels = kIsGateUp<kProduct> ? kTileChannels / 2 :
 
 /// Pieces of 64 channels that one warpgroup passes to the store warps at a tile's end.
 template <RowProduct kProduct>
-inline constexpr int kPieces = kProduct == RowProduct::gate_up          ? 1
-                               : kProduct == RowProduct::gate_up_saving ? 3
-                                                                        : 2;
+inline constexpr int kNumPieces = kProduct == RowProduct::gate_up          ? 1
+                                  : kProduct == RowProduct::gate_up_saving ? 3
+                                                                           : 2;
+
+template <RowProduct kProduct>
+using Pieces = PieceNumbering<PieceOrder::first_warpgroup_first, kNumPieces<kProduct>>;
 
 struct NoActivation {};
 

@@ -10,47 +10,33 @@
 #include "kernels/products/epilogue.cuh"
 #include "kernels/products/load_role.cuh"
 #include "kernels/products/math_role.cuh"
+#include "kernels/products/setup.cuh"
 #include "kernels/products/store_role.cuh"
 
 namespace megamoe::products {
-
-/// Barrier initialisation by one thread; a cluster barrier must follow before use.
-__device__ inline void init_barriers(Barriers& barriers) {
-  for (int stage = 0; stage < kNumStages; ++stage) {
-    device::init_barrier(device::shared_address(&barriers.stage_filled[stage]), 1);
-    device::init_barrier(device::shared_address(&barriers.stage_free[stage]), kStageFreeArrivals);
-  }
-  for (int slot = 0; slot < kNumSlots; ++slot) {
-    device::init_barrier(device::shared_address(&barriers.slot_filled[slot]), kWarpsPerWarpgroup);
-    device::init_barrier(device::shared_address(&barriers.slot_free[slot]), 1);
-  }
-  device::publish_barrier_init();
-}
 
 template <RowProduct kProduct, Shared kShared, class Activation>
 __device__ inline void math_role(const RowProductParams& params, const Activation& activation,
                                  SharedStorage& shared, int cta_rank, int warpgroup) {
   constexpr std::uint32_t kAllUnits = ((1U << (schedule::kMaxUnitsPerTile + 1)) - 1U) & ~1U;
   const std::uint32_t stages = device::shared_address(shared.stages);
-  const std::uint32_t free = device::shared_address(shared.barriers.stage_free);
-  const StageBarriers barriers{device::shared_address(shared.barriers.stage_filled),
-                               device::cluster_address(free, device::lane_idx() % kClusterSize)};
+  const StageBarriers barriers(shared.barriers);
   GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank);
-  PieceWriter writer(shared, warpgroup, kPieces<kProduct>);
+  PieceWriter<PieceOrder::first_warpgroup_first, kNumPieces<kProduct>> writer(shared, warpgroup);
   StageRing ring;
   GroupedTile tile;
-  Accumulators acc;
   while (walk.next(tile)) {
+    Accumulators acc;
+    device::forget_accumulators(acc);
     const int num_units = tile.num_units;
     if (kShared == Shared::channels && num_units == 0) {
       skip_tile(barriers, ring, params.num_k_blocks);
       continue;
     }
     multiply_units<operand_layout<kProduct, kShared>(), kAllUnits>(
-        num_units, acc, stages, warpgroup, barriers, ring, params.num_k_blocks, kKStepsPerBlock);
+        num_units, acc, stages, warpgroup, barriers, ring, params.num_k_blocks);
     if constexpr (kIsGateUp<kProduct>) {
-      write_activation<Activation, kProduct == RowProduct::gate_up_saving>(acc, num_units,
-                                                                           activation, writer);
+      write_activation<kProduct == RowProduct::gate_up_saving>(acc, num_units, activation, writer);
     } else {
       write_blocks(acc, num_units, writer);
     }
@@ -75,7 +61,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
     device::release_registers_to<kProducerRegisters>();
     if (warp == static_cast<int>(ProducerWarp::loads)) {
       if (device::elect_one()) load_role<kProduct, kShared>(params, shared, cta_rank);
-    } else if (warp != static_cast<int>(ProducerWarp::idle)) {
+    } else if (warp != static_cast<int>(ProducerWarp::stores_gradients)) {
       if (device::elect_one()) {
         store_role<kProduct, kShared>(params, shared, cta_rank,
                                       warp - static_cast<int>(ProducerWarp::stores_slot_0));

@@ -1,72 +1,12 @@
 // Checks the arguments of the row products, describes their tiles to the copy engine and launches.
-#include <cuda_runtime_api.h>
-
-#include <algorithm>
-#include <string>
-
 #include "base/activation.h"
-#include "device/tensor_map.h"
 #include "kernels/products/entries.h"
 #include "kernels/products/host_checks.h"
+#include "kernels/products/host_maps.h"
 #include "kernels/products/products.h"
 #include "kernels/products/row_product.h"
 
 namespace megamoe::products {
-namespace {
-
-// Weights [e, C, K], K contiguous: 256 (or, gate and up or one CTA's half, 128) channels a copy.
-CUtensorMap weight_map_k_major(const ConstTensorView& weights, int box_channels, const char* name) {
-  device::TileDescription tile{weights.data, weights.dtype, 3};
-  tile.sizes = {weights.sizes[2], weights.sizes[1], weights.sizes[0]};
-  tile.stride_bytes = {2, weights.strides[1] * 2, weights.strides[0] * 2};
-  tile.box = {kBlockK, box_channels, 1};
-  return device::encode_tensor_map(tile, name);
-}
-
-// Weights [e, K, C], channels contiguous, as sub-tiles of 64 channels: one copy brings four of
-// them.
-CUtensorMap weight_map_channel_major(const ConstTensorView& weights, int box_k, const char* name) {
-  device::TileDescription tile{weights.data, weights.dtype, 4};
-  tile.sizes = {64, weights.sizes[1], weights.sizes[2] / 64, weights.sizes[0]};
-  tile.stride_bytes = {2, weights.strides[1] * 2, 128, weights.strides[0] * 2};
-  tile.box = {64, box_k, kTileChannels / 64, 1};
-  return device::encode_tensor_map(tile, name);
-}
-
-RowMaps row_maps(const ConstTensorView& rows, int rows_per_unit, const char* name) {
-  RowMaps maps;
-  for (int units = 1; units <= schedule::kMaxUnitsPerTile; ++units) {
-    device::TileDescription tile{rows.data, rows.dtype, 2};
-    tile.sizes = {rows.sizes[1], rows.sizes[0]};
-    tile.stride_bytes = {2, rows.strides[0] * 2};
-    tile.box = {kBlockK, units * rows_per_unit};
-    maps.by_units[units - 1] = device::encode_tensor_map(tile, name);
-  }
-  return maps;
-}
-
-RowMaps input_maps(const ConstTensorView& rows, Sharing sharing, const char* name) {
-  return row_maps(
-      rows, sharing == Sharing::rows ? schedule::kRowsPerUnit / 2 : schedule::kRowsPerUnit, name);
-}
-RowMaps output_maps(const TensorView& rows, const char* name) {
-  return row_maps(rows, schedule::kRowsPerUnit, name);
-}
-
-// Sharing rows needs an even number of channel tiles, or a cluster's second CTA multiplies zeros;
-// it also keeps row tiles large where experts have few rows. Otherwise sharing channels reads a
-// tenth less from the L2.
-Sharing choose(Sharing wanted, int num_channel_tiles) {
-  if (wanted != Sharing::automatic) return wanted;
-  return num_channel_tiles % kClusterSize == 0 ? Sharing::rows : Sharing::channels;
-}
-
-void fill_rows(RowProductParams& params, const GroupedRows& rows) {
-  params.rows = {rows.begin, rows.count, rows.num_groups};
-}
-
-}  // namespace
-
 void multiply_down(const GroupedRows& rows, const ConstTensorView& a_NI,
                    const ConstTensorView& down_eHI, const TensorView& o_NH,
                    const LaunchOptions& options) {
@@ -81,15 +21,15 @@ void multiply_down(const GroupedRows& rows, const ConstTensorView& a_NI,
 
   NoActivation activation{};
   RowProductParams params{};
-  fill_rows(params, rows);
+  params.rows = {rows.begin, rows.count, rows.num_groups};
   params.num_channel_tiles = ceil_div(hidden, kTileChannels);
   params.num_k_blocks = static_cast<int>(intermediate / kBlockK);
   params.num_k_blocks_a_source = params.num_k_blocks;
-  const Sharing sharing = choose(options.sharing, params.num_channel_tiles);
+  const Sharing sharing = choose_sharing(options.sharing, params.num_channel_tiles);
   params.weights[0] = weight_map_k_major(
       down_eHI, sharing == Sharing::rows ? kTileChannels : kTileChannels / 2, "down");
   params.row_inputs[0] = input_maps(a_NI, sharing, "a");
-  params.outputs[0] = output_maps(o_NH, "o");
+  params.outputs[0] = whole_tile_maps(o_NH, "o");
   launch_clusters(sharing == Sharing::rows ? down_sharing_rows() : down_sharing_channels(),
                   {&params, &activation}, options);
 }
@@ -115,23 +55,23 @@ void multiply_gate_up(const GroupedRows& rows, const ConstTensorView& x_NH,
 
   SwiGlu activation{};
   RowProductParams params{};
-  fill_rows(params, rows);
+  params.rows = {rows.begin, rows.count, rows.num_groups};
   params.num_channel_tiles = ceil_div(intermediate, kTileChannels / 2);
   params.num_k_blocks = static_cast<int>(hidden / kBlockK);
   params.num_k_blocks_a_source = params.num_k_blocks;
-  const Sharing sharing = choose(options.sharing, params.num_channel_tiles);
+  const Sharing sharing = choose_sharing(options.sharing, params.num_channel_tiles);
   params.weights[0] = weight_map_k_major(gate_eIH, kTileChannels / 2, "gate");
   params.weights[1] = weight_map_k_major(up_eIH, kTileChannels / 2, "up");
   params.row_inputs[0] = input_maps(x_NH, sharing, "x");
   if (saving) {
-    params.outputs[0] = output_maps(g_NI, "g");
-    params.outputs[1] = output_maps(u_NI, "u");
-    params.outputs[2] = output_maps(a_NI, "a");
+    params.outputs[0] = whole_tile_maps(g_NI, "g");
+    params.outputs[1] = whole_tile_maps(u_NI, "u");
+    params.outputs[2] = whole_tile_maps(a_NI, "a");
     launch_clusters(sharing == Sharing::rows ? gate_up_saving_sharing_rows()
                                              : gate_up_saving_sharing_channels(),
                     {&params, &activation}, options);
   } else {
-    params.outputs[0] = output_maps(a_NI, "a");
+    params.outputs[0] = whole_tile_maps(a_NI, "a");
     launch_clusters(sharing == Sharing::rows ? gate_up_sharing_rows() : gate_up_sharing_channels(),
                     {&params, &activation}, options);
   }
@@ -154,17 +94,17 @@ void multiply_dx(const GroupedRows& rows, const ConstTensorView& dg_NI,
 
   NoActivation activation{};
   RowProductParams params{};
-  fill_rows(params, rows);
+  params.rows = {rows.begin, rows.count, rows.num_groups};
   params.num_channel_tiles = ceil_div(hidden, kTileChannels);
   params.num_k_blocks = static_cast<int>(2 * intermediate / kBlockK);
   params.num_k_blocks_a_source = static_cast<int>(intermediate / kBlockK);
-  const Sharing sharing = choose(options.sharing, params.num_channel_tiles);
+  const Sharing sharing = choose_sharing(options.sharing, params.num_channel_tiles);
   const int box_k = sharing == Sharing::rows ? kBlockK : kBlockK / 2;
   params.weights[0] = weight_map_channel_major(gate_eIH, box_k, "gate");
   params.weights[1] = weight_map_channel_major(up_eIH, box_k, "up");
   params.row_inputs[0] = input_maps(dg_NI, sharing, "dg");
   params.row_inputs[1] = input_maps(du_NI, sharing, "du");
-  params.outputs[0] = output_maps(dx_NH, "dx");
+  params.outputs[0] = whole_tile_maps(dx_NH, "dx");
   launch_clusters(sharing == Sharing::rows ? dx_sharing_rows() : dx_sharing_channels(),
                   {&params, &activation}, options);
 }

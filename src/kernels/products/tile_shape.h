@@ -37,10 +37,11 @@ inline constexpr std::uint32_t kUnitBytes = schedule::kRowsPerUnit * kBlockK * 2
 inline constexpr int kNumSlots = 2;
 inline constexpr std::uint32_t kSlotBytes = kBlockChannels * kTileRows * 2;
 
-inline constexpr int kMaxGroups = 1024;
+inline constexpr int kMaxGroups = 512;
 
-/// Warps of the producer warpgroup; the fourth only gives its registers back.
-enum class ProducerWarp { loads = 0, stores_slot_0 = 1, stores_slot_1 = 2, idle = 3 };
+/// Warps of the producer warpgroup; the fourth only gives its registers back where there are no
+/// such gradients.
+enum class ProducerWarp { loads = 0, stores_slot_0 = 1, stores_slot_1 = 2, stores_gradients = 3 };
 inline constexpr int kProducerRegisters = 40;
 inline constexpr int kMathRegisters = 232;
 
@@ -52,7 +53,10 @@ struct Barriers {
   std::uint64_t stage_filled[kNumStages];  ///< both operands of the stage arrived
   std::uint64_t stage_free[kNumStages];  ///< all math warps of the cluster are done with the stage
   std::uint64_t slot_filled[kNumSlots];  ///< a math warpgroup wrote a piece
-  std::uint64_t slot_free[kNumSlots];    ///< the copy engine has read the piece
+  /// The copy engine has read the slot's last piece, and the next one is this warpgroup's to write.
+  /// One barrier for each writer: a parity wait is only right for a thread that has waited for
+  /// every phase of its barrier.
+  std::uint64_t slot_granted[kNumMathWarpgroups][kNumSlots];
 };
 
 struct SharedStorage {

@@ -1,0 +1,14 @@
+# The CUDA language and how kernels are compiled: sm_90a alone, ahead of time, and never with serialised wgmma or spills.
+set(CMAKE_CUDA_ARCHITECTURES OFF)
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+include(cmake/cutlass.cmake)
+
+add_library(megamoe_cuda_options INTERFACE)
+target_compile_options(megamoe_cuda_options INTERFACE
+  $<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_90a,code=sm_90a;--expt-relaxed-constexpr;-Xptxas=-v>)
+target_include_directories(megamoe_cuda_options SYSTEM INTERFACE ${MEGAMOE_CUTLASS_INCLUDE_DIR})
+target_link_libraries(megamoe_cuda_options INTERFACE CUDA::cudart_static)

@@ -1,0 +1,24 @@
+// Whole rows between global and shared memory by bulk copies: plain bytes, sizes and addresses in
+// multiples of 16.
+//
+// Loads are load_bytes of tma.cuh. One thread issues, commits, waits and publishes: bulk groups
+// belong to a thread.
+#pragma once
+
+#include "device/tma.cuh"
+
+namespace megamoe::device {
+
+__device__ inline void store_bytes(void* global, std::uint32_t shared, std::uint32_t num_bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+               "r"(shared), "r"(num_bytes)
+               : "memory");
+}
+
+/// What bulk stores of this thread have completed becomes visible to bulk and tensor loads of who
+/// acquires a later signal.
+__device__ inline void fence_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+}  // namespace megamoe::device

@@ -1,0 +1,63 @@
+// Checks the arguments of p and its epilogue, describes their tiles to the copy engine and
+// launches.
+#include "kernels/gate_up_gradient/gate_up_gradient.h"
+
+#include <string>
+
+#include "base/activation.h"
+#include "kernels/products/entries.h"
+#include "kernels/products/host_checks.h"
+#include "kernels/products/host_maps.h"
+#include "kernels/products/products.h"
+#include "megamoe/error.h"
+
+namespace megamoe::products {
+
+void multiply_gate_up_gradient(const GroupedRows& rows, const ConstTensorView& dy_NH,
+                               const ConstTensorView& down_eHI, const ConstTensorView& g_NI,
+                               const ConstTensorView& u_NI, const float* row_weights,
+                               const GateUpGradientOutputs& outputs, const LaunchOptions& options) {
+  const std::int64_t num_rows = dy_NH.sizes[0];
+  const std::int64_t hidden = dy_NH.sizes[1];
+  const std::int64_t intermediate = g_NI.sizes[1];
+  check_groups(rows, "gate_up_gradient");
+  check_rows(dy_NH, num_rows, hidden, "dy");
+  check_rows(g_NI, num_rows, intermediate, "g");
+  check_rows(u_NI, num_rows, intermediate, "u");
+  check_rows(outputs.dg_NI, num_rows, intermediate, "dg");
+  check_rows(outputs.du_NI, num_rows, intermediate, "du");
+  check_rows(outputs.wa_NI, num_rows, intermediate, "wa");
+  check_weights(down_eHI, rows.num_groups, hidden, intermediate, "down");
+  if (num_rows % schedule::kRowsPerUnit != 0) {
+    throw Error(ErrorCode::invalid_argument,
+                "row capacity must be a multiple of 16, got " + std::to_string(num_rows));
+  }
+  if (row_weights == nullptr) throw Error(ErrorCode::invalid_argument, "row_weights: absent");
+  if (outputs.dw_segments == nullptr)
+    throw Error(ErrorCode::invalid_argument, "dw_segments: absent");
+  if (num_rows == 0) return;
+
+  GateUpGradientParams params{};
+  params.num_channels = static_cast<int>(intermediate);
+  params.num_channel_tiles = ceil_div(intermediate, kTileChannels);
+  params.num_k_blocks = static_cast<int>(hidden / kBlockK);
+  params.rows = {rows.begin, rows.count, rows.num_groups};
+  params.row_weights = row_weights;
+  params.dw_segments = outputs.dw_segments;
+  params.row_capacity = num_rows;
+  const Sharing sharing = choose_sharing(options.sharing, params.num_channel_tiles);
+  params.down =
+      weight_map_channel_major(down_eHI, sharing == Sharing::rows ? kBlockK : kBlockK / 2, "down");
+  params.dy = input_maps(dy_NH, sharing, "dy");
+  params.g = whole_tile_maps(g_NI, "g");
+  params.u = whole_tile_maps(u_NI, "u");
+  params.dg = whole_tile_maps(outputs.dg_NI, "dg");
+  params.du = whole_tile_maps(outputs.du_NI, "du");
+  params.wa = whole_tile_maps(outputs.wa_NI, "wa");
+  SwiGlu activation{};
+  launch_clusters(sharing == Sharing::rows ? gate_up_gradient_sharing_rows()
+                                           : gate_up_gradient_sharing_channels(),
+                  {&params, &activation}, options, sizeof(GateUpGradientStorage));
+}
+
+}  // namespace megamoe::products

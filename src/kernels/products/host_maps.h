@@ -1,0 +1,26 @@
+// Tensor maps of the operands that several products have in common.
+#pragma once
+
+#include "kernels/products/products.h"
+#include "kernels/products/row_product.h"
+
+namespace megamoe::products {
+
+/// Weights [e, C, K], K contiguous: one copy brings 64 of K for `box_channels` channels.
+CUtensorMap weight_map_k_major(const ConstTensorView& weights, int box_channels, const char* name);
+
+/// Weights [e, K, C], channels contiguous, as sub-tiles of 64 channels: one copy brings four of
+/// them for `box_k` of K.
+CUtensorMap weight_map_channel_major(const ConstTensorView& weights, int box_k, const char* name);
+
+/// Row inputs [N, C]: 64 columns of a whole tile, or of the half that one CTA loads where the
+/// cluster shares rows.
+RowMaps input_maps(const ConstTensorView& rows, Sharing sharing, const char* name);
+
+/// Row outputs, and row inputs of an epilogue: 64 columns of a whole tile.
+RowMaps whole_tile_maps(const ConstTensorView& rows, const char* name);
+
+/// The heuristic behind Sharing::automatic.
+Sharing choose_sharing(Sharing wanted, int num_channel_tiles);
+
+}  // namespace megamoe::products

@@ -1,0 +1,37 @@
+// How the output pieces of a tile are numbered; piece q goes through slot q % 2.
+#pragma once
+
+#include "kernels/products/tile_shape.h"
+
+namespace megamoe::products {
+
+enum class PieceOrder {
+  first_warpgroup_first,  ///< both slots serve the first warpgroup, then the second, which waits
+                          ///< while the first multiplies on
+  warpgroups_alternate,   ///< each warpgroup has a slot
+};
+
+template <PieceOrder kOrder, int kPiecesPerWarpgroup>
+struct PieceNumbering {
+  static constexpr int kPerTile = kNumMathWarpgroups * kPiecesPerWarpgroup;
+  static_assert(kPerTile % kNumSlots == 0, "a slot must hold the same pieces of every tile");
+
+  MEGAMOE_HOST_DEVICE static constexpr int number_of(int warpgroup, int piece) {
+    return kOrder == PieceOrder::warpgroups_alternate ? piece * kNumMathWarpgroups + warpgroup
+                                                      : warpgroup * kPiecesPerWarpgroup + piece;
+  }
+  MEGAMOE_HOST_DEVICE static constexpr int warpgroup_of(int number) {
+    return kOrder == PieceOrder::warpgroups_alternate ? number % kNumMathWarpgroups
+                                                      : number / kPiecesPerWarpgroup;
+  }
+  MEGAMOE_HOST_DEVICE static constexpr int piece_of(int number) {
+    return kOrder == PieceOrder::warpgroups_alternate ? number / kNumMathWarpgroups
+                                                      : number % kPiecesPerWarpgroup;
+  }
+  /// Who writes into the slot after piece `number`, possibly of the next tile.
+  MEGAMOE_HOST_DEVICE static constexpr int next_warpgroup_of(int number) {
+    return warpgroup_of((number + kNumSlots) % kPerTile);
+  }
+};
+
+}  // namespace megamoe::products

@@ -1,0 +1,23 @@
+// What every product kernel does before its warps take their roles.
+#pragma once
+
+#include "device/barrier.cuh"
+#include "kernels/products/tile_shape.h"
+
+namespace megamoe::products {
+
+/// Barrier initialisation by one thread; a cluster barrier must follow before use.
+__device__ inline void init_barriers(Barriers& barriers) {
+  for (int stage = 0; stage < kNumStages; ++stage) {
+    device::init_barrier(device::shared_address(&barriers.stage_filled[stage]), 1);
+    device::init_barrier(device::shared_address(&barriers.stage_free[stage]), kStageFreeArrivals);
+  }
+  for (int slot = 0; slot < kNumSlots; ++slot) {
+    device::init_barrier(device::shared_address(&barriers.slot_filled[slot]), kWarpsPerWarpgroup);
+    for (auto& granted : barriers.slot_granted)
+      device::init_barrier(device::shared_address(&granted[slot]), 1);
+  }
+  device::publish_barrier_init();
+}
+
+}  // namespace megamoe::products

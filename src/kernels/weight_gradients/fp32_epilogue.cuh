@@ -1,0 +1,65 @@
+// fp32 gradients: a piece is 64 channels of half the tile's lines, as two sub-tiles of 32 channels
+// (128 bytes a line).
+#pragma once
+
+#include "kernels/products/epilogue.cuh"
+#include "kernels/weight_gradients/weight_gradient.h"
+
+namespace megamoe::products {
+
+/// This thread's first byte within a piece, per parity of the line it writes: element (channel 8h +
+/// lane/4 of the warp's 16, line 2(lane%4) + i) of each 8-line block. The 32 lanes of one store hit
+/// 32 banks: four lines x eight channels.
+struct Fp32Lane {
+  std::uint32_t line;     ///< 2 (lane % 4)
+  std::uint32_t channel;  ///< within the 32 of its sub-tile, for h = 0
+  std::uint32_t sub_tile;
+
+  __device__ Fp32Lane() {
+    const std::uint32_t lane = static_cast<std::uint32_t>(device::lane_idx());
+    const std::uint32_t warp = threadIdx.x % device::kWarpgroupSize / device::kWarpSize;
+    line = 2 * (lane % 4);
+    channel = warp % 2 * 16 + lane / 4;
+    sub_tile = warp / 2;
+  }
+  [[nodiscard]] __device__ std::uint32_t offset(int h, int i) const {
+    const std::uint32_t at = channel + 8U * h;
+    return device::swizzled_offset(line + i, at / 4) + at % 4 * 4;
+  }
+};
+
+__device__ inline void store_word(std::uint32_t address, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+
+template <class Writer>
+__device__ inline void write_fp32_blocks(const Accumulators& acc, int num_units, Writer& writer) {
+  const Fp32Lane lane;
+  const std::uint32_t offsets[4] = {lane.offset(0, 0), lane.offset(0, 1), lane.offset(1, 0),
+                                    lane.offset(1, 1)};
+  const std::uint32_t sub_tile_bytes = num_units / 2 * schedule::kRowsPerUnit * 128;
+#pragma unroll
+  for (int block = 0; block < kBlocksPerWarpgroup; ++block) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::uint32_t piece =
+          writer.begin_slot(2 * block + half) + lane.sub_tile * sub_tile_bytes;
+      // Lines of this half, in eights; the accumulators of a half start at a multiple that depends
+      // on the tile's width, so the index stays a compile-time constant by predicating over all of
+      // them.
+#pragma unroll
+      for (int eight = 0; eight < kTileRows / 8; ++eight) {
+        const int first = half * num_units;
+        if (eight < first || eight >= first + num_units) continue;
+        const std::uint32_t address = piece + (eight - first) * 1024;
+#pragma unroll
+        for (int part = 0; part < 4; ++part) {
+          store_word(address + offsets[part], acc[block][eight * 4 + part]);
+        }
+      }
+      writer.end(2 * block + half);
+    }
+  }
+}
+
+}  // namespace megamoe::products

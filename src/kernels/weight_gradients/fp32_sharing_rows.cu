@@ -1,0 +1,10 @@
+#include "kernels/products/entries.h"
+#include "kernels/weight_gradients/kernel.cuh"
+
+namespace megamoe::products {
+
+const void* weight_gradient_fp32_sharing_rows() {
+  return reinterpret_cast<const void*>(&weight_gradient_kernel<Shared::rows, GradientType::fp32>);
+}
+
+}  // namespace megamoe::products

@@ -1,0 +1,80 @@
+// The order of the weight gradients' tiles: expert by expert, its jobs one after the other, lines
+// fastest. An expert's rows, a few tens of MB, stay in the L2 while all of its tiles read them. The
+// number of tiles does not depend on the rows.
+#pragma once
+
+#include <cstdint>
+
+#include "device/cluster.cuh"
+#include "kernels/weight_gradients/weight_gradient.h"
+
+namespace megamoe::products {
+
+struct GradientTile {
+  int job;
+  int group;
+  int channel_tile;  ///< in CTA tiles
+  int first_block;   ///< along R
+  int num_blocks;    ///< 0: nothing to do for this CTA but to share
+  int first_row;     ///< of the expert, in the row buffers
+  int num_k_blocks;
+  int last_k_steps;
+};
+
+template <Shared kShared>
+class GradientWalk {
+ public:
+  __device__ GradientWalk(const WeightGradientParams& params, int cta_rank)
+      : params_(params), cta_rank_(cta_rank), next_(static_cast<int>(blockIdx.x) / kClusterSize) {
+    for (int job = 0; job < params.num_jobs; ++job) tiles_per_group_ += num_tiles(params.jobs[job]);
+  }
+
+  __device__ bool next(GradientTile& tile) {
+    while (next_ < tiles_per_group_ * params_.rows.num_groups) {
+      tile.group = next_ / tiles_per_group_;
+      int local = next_ - tile.group * tiles_per_group_;
+      next_ += static_cast<int>(gridDim.x) / kClusterSize;
+      const int num_rows = params_.rows.count[tile.group];
+      // Adding nothing must leave the gradient as it was, bit by bit.
+      if (num_rows == 0 && params_.update == GradientUpdate::add) continue;
+
+      tile.job = 0;
+      while (local >= num_tiles(params_.jobs[tile.job]))
+        local -= num_tiles(params_.jobs[tile.job++]);
+      const GradientJob& job = params_.jobs[tile.job];
+      const int line_tiles = num_line_tiles(job);
+      const int walk_lines = kShared == Shared::rows ? line_tiles : line_tiles / kClusterSize;
+      const int line = local % walk_lines;
+      const int channel = local / walk_lines;
+      const schedule::UnitRange blocks = schedule::unit_tile(
+          job.num_line_blocks, line_tiles, kShared == Shared::rows ? line : line * 2 + cta_rank_);
+      tile.channel_tile = kShared == Shared::rows ? channel * 2 + cta_rank_ : channel;
+      tile.first_block = blocks.first;
+      tile.num_blocks = blocks.count;
+      tile.first_row = params_.rows.begin[tile.group];
+      tile.num_k_blocks = schedule::ceil_div(num_rows, kBlockK);
+      tile.last_k_steps = schedule::num_row_units(num_rows - (tile.num_k_blocks - 1) * kBlockK);
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  static __device__ int num_line_tiles(const GradientJob& job) {
+    return schedule::num_unit_tiles(job.num_line_blocks, kMaxBlocksPerTile,
+                                    kShared == Shared::channels ? kClusterSize : 1);
+  }
+  /// In cluster tiles.
+  static __device__ int num_tiles(const GradientJob& job) {
+    return kShared == Shared::rows
+               ? num_line_tiles(job) * schedule::ceil_div(job.num_channel_tiles, kClusterSize)
+               : num_line_tiles(job) / kClusterSize * job.num_channel_tiles;
+  }
+
+  const WeightGradientParams& params_;
+  int cta_rank_;
+  int next_;
+  int tiles_per_group_ = 0;
+};
+
+}  // namespace megamoe::products

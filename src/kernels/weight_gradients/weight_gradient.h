@@ -1,0 +1,51 @@
+// The weight gradients: which products they are, and what their kernel is given.
+//
+// A job is d[e, R, C] = sum over an expert's rows of r[row, R]^T c[row, C]: K is the expert's rows,
+// in order.
+//   d_down[e, H, I]: r = dy, c = w a        d_gate[e, I, H]: r = dg, c = x        d_up[e, I, H]: r
+//   = du, c = x
+// C, the contiguous side of the gradient, takes the 256 side of the tile ("channels"); R takes the
+// 192 side in blocks of 64. Both operands must be zero from an expert's last row to the next
+// multiple of 16.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/products/row_product.h"
+
+namespace megamoe::products {
+
+inline constexpr int kMaxGradientJobs = 3;
+inline constexpr int kGradientBlock = 64;
+inline constexpr int kMaxBlocksPerTile = kTileRows / kGradientBlock;
+inline constexpr int kUnitsPerGradientBlock = kGradientBlock / schedule::kRowsPerUnit;
+
+/// What a gradient is stored as; `fp32` is also what gradients are added into.
+enum class GradientType { bf16, fp32 };
+
+/// Pieces that one warpgroup passes to the store warps at a tile's end: 64 channels, as bf16 of all
+/// lines, as fp32 of half of them.
+template <GradientType kType>
+inline constexpr int kGradientPieces =
+    kType == GradientType::bf16 ? kBlocksPerWarpgroup : 2 * kBlocksPerWarpgroup;
+
+struct GradientJob {
+  CUtensorMap channels;                     ///< c, four blocks of 64
+  CUtensorMap lines[kMaxBlocksPerTile];     ///< r, by blocks
+  CUtensorMap gradient[kMaxBlocksPerTile];  ///< d, by blocks
+  std::int32_t num_channel_tiles;           ///< along C, in CTA tiles
+  std::int32_t num_line_blocks;             ///< along R, in blocks of 64
+};
+
+enum class GradientUpdate : std::int32_t { store, add };
+
+struct WeightGradientParams {
+  GradientJob jobs[kMaxGradientJobs];
+  std::int32_t num_jobs;
+  GradientUpdate update;
+  GroupedRowsArgs rows;
+};
+
+}  // namespace megamoe::products

@@ -1,0 +1,278 @@
+// The products against an fp64 reference, and their promises: bits do not depend on neighbours,
+// tiles, SMs or repetition.
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <random>
+
+#include "bit_hash.cuh"
+#include "gpu_test.h"
+#include "megamoe/error.h"
+#include "product_data.cuh"
+
+namespace megamoe::testing {
+namespace {
+
+using products::GradientMode;
+using products::LaunchOptions;
+using products::Sharing;
+
+struct Groups {
+  std::vector<std::int32_t> begin;
+  std::vector<std::int32_t> count;
+  std::int64_t capacity = 0;
+
+  explicit Groups(std::vector<std::int32_t> counts) : count(std::move(counts)) {
+    for (const std::int32_t rows : count) {
+      begin.push_back(static_cast<std::int32_t>(capacity));
+      capacity += (rows + 63) / 64 * 64;
+    }
+    capacity = std::max<std::int64_t>(capacity, 64);
+  }
+};
+
+ProductData make_data(int hidden, int intermediate, const Groups& groups) {
+  return ProductData(hidden, intermediate, groups.begin, groups.count, groups.capacity);
+}
+
+constexpr Sharing kSharings[] = {Sharing::rows, Sharing::channels, Sharing::automatic};
+
+/// Every product and both ways of sharing; the error may be at most twice that of the rounded fp64
+/// result itself.
+void expect_accurate(ProductData& data) {
+  for (const ProductCase& product : product_cases()) {
+    for (const Sharing sharing : kSharings) {
+      LaunchOptions options;
+      options.sharing = sharing;
+      data.poison_outputs();
+      product.launch(data, options);
+      const double error = product.sampled_error(data);
+      EXPECT_LT(error, product.tolerance)
+          << product.name << ", sharing " << static_cast<int>(sharing);
+    }
+  }
+}
+
+class Products : public GpuTest {};
+
+TEST_F(Products, EverySizeOfGroupFrom0To300) {
+  std::vector<std::int32_t> counts(301);
+  std::iota(counts.begin(), counts.end(), 0);
+  std::shuffle(counts.begin(), counts.end(), std::mt19937(7));
+  ProductData data = make_data(256, 192, Groups(counts));
+  expect_accurate(data);
+}
+
+TEST_F(Products, OddShapesInMultiplesOf64) {
+  for (const auto& [hidden, intermediate] :
+       {std::pair{64, 64}, {320, 704}, {2880, 1408}, {1088, 192}}) {
+    SCOPED_TRACE(::testing::Message() << "H " << hidden << ", I " << intermediate);
+    ProductData data = make_data(hidden, intermediate, Groups({130, 0, 1, 65, 300, 16, 0}));
+    expect_accurate(data);
+  }
+}
+
+TEST_F(Products, LargeGroups) {
+  ProductData data = make_data(512, 384, Groups({3000, 17, 1025}));
+  expect_accurate(data);
+}
+
+/// Bits of all outputs of one product.
+unsigned long long output_bits(ProductData& data, const ProductCase& product,
+                               const LaunchOptions& options) {
+  DeviceBuffer<unsigned long long> sum(1);
+  check_cuda(cudaMemset(sum.data(), 0, 8), "memset");
+  data.poison_outputs();
+  product.launch(data, options);
+  for (const DeviceBuffer<bf16>* buffer : {&data.out_NH, &data.out_NI, &data.g_NI, &data.u_NI,
+                                           &data.dg_out_NI, &data.du_out_NI, &data.gradients}) {
+    add_bit_hash(buffer->data(), buffer->size() * 2, sum.data());
+  }
+  add_bit_hash(data.dw_segments.data(), data.dw_segments.size() * 4, sum.data());
+  if (data.main_grad != nullptr)
+    add_bit_hash(data.main_grad->data(), data.main_grad->size() * 4, sum.data());
+  return sum.download()[0];
+}
+
+TEST_F(Products, BitsDoNotDependOnSharingOrNumberOfSms) {
+  ProductData data = make_data(768, 448, Groups({128, 256, 0, 333, 5, 190}));
+  data.main_gradients();
+  for (const ProductCase& product : product_cases()) {
+    LaunchOptions options;
+    options.sharing = Sharing::rows;
+    const unsigned long long expected = output_bits(data, product, options);
+    for (const Sharing sharing : {Sharing::rows, Sharing::channels}) {
+      for (const int num_sms : {0, 2, 50}) {
+        options.sharing = sharing;
+        options.num_sms = num_sms;
+        EXPECT_EQ(output_bits(data, product, options), expected)
+            << product.name << ", sharing " << static_cast<int>(sharing) << ", SMs " << num_sms;
+      }
+    }
+  }
+}
+
+TEST_F(Products, ARowsBitsDoNotDependOnItsNeighbours) {
+  // The same first 100 rows and the same weights: once alone, once followed by 200 more rows of the
+  // expert.
+  const Groups alone({100});
+  const Groups crowd({300});
+  for (const ProductCase& product : product_cases()) {
+    if (product.name.starts_with("dw")) continue;  // its rows are K
+    ProductData small = make_data(640, 320, alone);
+    ProductData large = make_data(640, 320, crowd);
+    product.launch(small, {});
+    product.launch(large, {});
+    for (const auto& [one, other, columns] : {std::tuple{&small.out_NH, &large.out_NH, 640},
+                                              {&small.out_NI, &large.out_NI, 320},
+                                              {&small.dg_out_NI, &large.dg_out_NI, 320},
+                                              {&small.du_out_NI, &large.du_out_NI, 320}}) {
+      const std::vector<bf16> a = one->download();
+      const std::vector<bf16> b = other->download();
+      std::int64_t num_different = 0;
+      for (std::int64_t i = 0; i < std::int64_t{100} * columns; ++i)
+        num_different += a[i].bits != b[i].bits ? 1 : 0;
+      EXPECT_EQ(num_different, 0) << product.name;
+    }
+  }
+}
+
+TEST_F(Products, RepeatedRunsGiveTheSameBits) {
+  constexpr int kRepetitions = 2000;
+  std::vector<std::int32_t> counts;
+  for (int expert = 0; expert < 8; ++expert) counts.push_back(expert % 2 == 0 ? 128 : 256);
+  counts.push_back(77);
+  counts.push_back(0);
+  ProductData data = make_data(2048, 768, Groups(counts));
+  for (const ProductCase& product : product_cases()) {
+    const unsigned long long expected = output_bits(data, product, {});
+    int num_different = 0;
+    const int repetitions = product.name.starts_with("dw_fp32") ? kRepetitions / 10 : kRepetitions;
+    for (int i = 0; i < repetitions; ++i)
+      num_different += output_bits(data, product, {}) != expected ? 1 : 0;
+    EXPECT_EQ(num_different, 0) << product.name;
+  }
+}
+
+TEST_F(Products, RowsBeyondAGroupsPaddingAreNotTouched) {
+  // One row in an expert: rows 16..63 of its 64 must keep their poison in every row output.
+  ProductData data = make_data(256, 128, Groups({1, 1}));
+  for (const ProductCase& product : product_cases()) {
+    if (product.name.starts_with("dw")) continue;
+    data.poison_outputs();
+    product.launch(data, {});
+    for (const auto& [buffer, columns] :
+         {std::pair{&data.out_NH, 256}, {&data.out_NI, 128}, {&data.dg_out_NI, 128}}) {
+      const std::vector<bf16> values = buffer->download();
+      for (std::int64_t i = std::int64_t{16} * columns; i < std::int64_t{64} * columns; ++i) {
+        ASSERT_EQ(values[i].bits, 0xffff) << product.name << " element " << i;
+      }
+    }
+  }
+}
+
+TEST_F(Products, EmptyExpertsGiveZeroGradientsOrLeaveMainGradAlone) {
+  for (int empty = 0; empty < 5; ++empty) {
+    std::vector<std::int32_t> counts = {40, 70, 8, 129};
+    if (empty < 4) {
+      counts[empty] = 0;
+    } else {
+      counts = {0, 0, 0, 0};
+    }
+    ProductData data = make_data(320, 192, Groups(counts));
+    const std::int64_t size = std::int64_t{320} * 192;
+    multiply_weight_gradients(data.rows(), data.gradient_jobs(), GradientMode::store, {});
+    const std::vector<bf16> stored = data.gradients.download();
+    data.main_gradients();
+    multiply_weight_gradients(data.rows(), data.gradient_jobs(data.main_gradients()),
+                              GradientMode::accumulate, {});
+    const std::vector<float> added = data.main_grad->download();
+    for (int job = 0; job < 3; ++job) {
+      for (int expert = 0; expert < 4; ++expert) {
+        if (counts[expert] != 0) continue;
+        const std::int64_t first = (job * 4 + expert) * size;
+        for (std::int64_t i = first; i < first + size; ++i) {
+          ASSERT_EQ(stored[i].bits, 0) << "job " << job << " expert " << expert;
+          ASSERT_EQ(added[i], 3.0F) << "job " << job << " expert " << expert;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Products, AccumulatingTwiceAddsTwice) {
+  ProductData data = make_data(256, 128, Groups({33, 64}));
+  multiply_weight_gradients(data.rows(), data.gradient_jobs(data.main_gradients()),
+                            GradientMode::store, {});
+  const std::vector<float> once = data.main_grad->download();
+  data.reset_main_gradients();
+  for (int i = 0; i < 2; ++i) {
+    multiply_weight_gradients(data.rows(), data.gradient_jobs(data.main_gradients()),
+                              GradientMode::accumulate, {});
+  }
+  const std::vector<float> twice = data.main_grad->download();
+  std::int64_t num_different = 0;
+  for (std::size_t i = 0; i < once.size(); ++i)
+    num_different += twice[i] != (3.0F + once[i]) + once[i] ? 1 : 0;
+  EXPECT_EQ(num_different, 0);
+}
+
+TEST_F(Products, FusedGateAndUpAreReadInPlace) {
+  // [e, 2I, H]: gate rows, then up rows of each expert.
+  const Groups groups({70, 40});
+  ProductData data = make_data(256, 192, groups);
+  DeviceBuffer<bf16> fused(2 * data.gate_eIH.size());
+  const std::size_t half = std::size_t{192} * 256;
+  for (int expert = 0; expert < 2; ++expert) {
+    for (int part = 0; part < 2; ++part) {
+      const bf16* from = (part == 0 ? data.gate_eIH : data.up_eIH).data() + expert * half;
+      check_cuda(cudaMemcpy(fused.data() + (2 * expert + part) * half, from, half * 2,
+                            cudaMemcpyDeviceToDevice),
+                 "copy");
+    }
+  }
+  const ConstTensorView both = tensor_view(static_cast<const bf16*>(fused.data()), {2, 384, 256});
+  const auto run = [&](const ConstTensorView& gate, const ConstTensorView& up) {
+    data.poison_outputs();
+    multiply_gate_up(data.rows(), data.rows_view(data.x_NH, 256), gate, up, {}, {},
+                     data.rows_view(data.out_NI, 192), {});
+    multiply_dx(data.rows(), data.rows_view(data.dg_NI, 192), data.rows_view(data.du_NI, 192), gate,
+                up, data.rows_view(data.out_NH, 256), {});
+    DeviceBuffer<unsigned long long> sum(1);
+    check_cuda(cudaMemset(sum.data(), 0, 8), "memset");
+    add_bit_hash(data.out_NI.data(), data.out_NI.size() * 2, sum.data());
+    add_bit_hash(data.out_NH.data(), data.out_NH.size() * 2, sum.data());
+    return sum.download()[0];
+  };
+  EXPECT_EQ(run(expert_rows(both, 0, 192), expert_rows(both, 192, 192)),
+            run(data.gate(), data.up()));
+}
+
+TEST_F(Products, RefusalsNameTheArgument) {
+  ProductData data = make_data(256, 128, Groups({10}));
+  ConstTensorView a = data.rows_view(data.a_NI, 128);
+  a.sizes[1] = 96;
+  a.strides[0] = 96;
+  ConstTensorView down = data.down();
+  down.sizes[2] = 96;
+  const auto refusal = [](const auto& call) {
+    try {
+      call();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  const std::string narrow =
+      refusal([&] { multiply_down(data.rows(), a, down, data.rows_view(data.out_NH, 256), {}); });
+  EXPECT_NE(narrow.find("multiples of 64"), std::string::npos) << narrow;
+  ConstTensorView wrong = data.rows_view(data.a_NI, 128);
+  wrong.dtype = DType::fp32;
+  const std::string dtype = refusal([&] {
+    multiply_down(data.rows(), wrong, data.down(), data.rows_view(data.out_NH, 256), {});
+  });
+  EXPECT_NE(dtype.find("a: must be bf16"), std::string::npos) << dtype;
+}
+
+}  // namespace
+}  // namespace megamoe::testing
