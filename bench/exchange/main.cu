@@ -57,6 +57,32 @@ Timing time_launches(cudaStream_t stream, int repetitions, const std::function<v
   return {us[us.size() / 2], us.front(), us.back()};
 }
 
+/// A graph of `kStepsAGraph` repetitions on one stream: small kernels that the host launches one by
+/// one wait for the host.
+class StepGraph {
+ public:
+  static constexpr int kStepsAGraph = 20;
+
+  StepGraph(cudaStream_t stream, const std::function<void()>& launch) : stream_(stream) {
+    cudaGraph_t graph = nullptr;
+    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+    for (int i = 0; i < kStepsAGraph; ++i) launch();
+    check_cuda(cudaStreamEndCapture(stream, &graph), "end of capture");
+    check_cuda(cudaGraphInstantiate(&exec_, graph, 0), "instantiate");
+    check_cuda(cudaGraphUpload(exec_, stream), "upload of a graph");
+    check_cuda(cudaGraphDestroy(graph), "destroy");
+    check_cuda(cudaStreamSynchronize(stream), "upload of a graph");
+  }
+  StepGraph(const StepGraph&) = delete;
+  StepGraph& operator=(const StepGraph&) = delete;
+  ~StepGraph() { cudaGraphExecDestroy(exec_); }
+  void launch() const { check_cuda(cudaGraphLaunch(exec_, stream_), "graph launch"); }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraphExec_t exec_ = nullptr;
+};
+
 /// GB/s, bytes read and bytes written.
 double copy_bandwidth(int repetitions) {
   constexpr std::int64_t kBytes = std::int64_t{1} << 30;
@@ -109,11 +135,29 @@ class ShapeBench {
     const std::int64_t tokens = rank.num_tokens;
     cudaStream_t stream = rank.stream;
     const double row = 2.0 * dims_.hidden_dim;
-    time("count_slots", 0,
-         [&] { gpu::count_slots(rank.view, plan, rank.routing_input(), tokens, stream); });
-    time_plan("plan: count, enter (2 ranks), lists");
-    time("write_pull_lists", 0, [&] { gpu::write_pull_lists(rank.view, plan, tokens, stream); });
-    time_meetings("meet (2 ranks)");
+    const auto count = [](GpuRank& r) {
+      gpu::count_slots(r.view, r.plan.data(), r.routing_input(), r.num_tokens, r.stream);
+    };
+    const auto enter = [](GpuRank& r) {
+      gpu::enter_call(r.view, r.plan.data(), gpu::CallKind::forward, testing::kForwardCall,
+                      r.num_tokens, r.stream);
+    };
+    const auto lists = [](GpuRank& r) {
+      gpu::write_pull_lists(r.view, r.plan.data(), r.num_tokens, r.stream);
+    };
+    time_small("count_slots", 1, count);
+    time_small("count_slots, enter_call (2 ranks)", 2, [&](GpuRank& r) {
+      count(r);
+      enter(r);
+    });
+    time_small("the whole plan (2 ranks)", 2, [&](GpuRank& r) {
+      count(r);
+      enter(r);
+      lists(r);
+    });
+    time_small("write_pull_lists", 1, lists);
+    time_small("meet (2 ranks)", 2,
+               [](GpuRank& r) { gpu::meet(r.view, r.plan.data(), Signal::rows_staged, r.stream); });
     time("stage x", 2 * row * tokens,
          [&] { gpu::stage_forward(rank.view, rank.x_input(), tokens, stream); });
     time("stage x, dy", 4 * row * tokens, [&] {
@@ -201,25 +245,21 @@ class ShapeBench {
   void time(const std::string& stage, double bytes, const std::function<void()>& launch) {
     add(stage, bytes, time_launches(ranks_.rank(0).stream, repetitions_, launch));
   }
-  void time_plan(const std::string& stage) {
-    add(stage, 0, time_launches(ranks_.rank(0).stream, repetitions_, [&] {
-          for (int r = 0; r < 2; ++r) {
-            GpuRank& rank = ranks_.rank(r);
-            std::byte* plan = rank.plan.data();
-            gpu::count_slots(rank.view, plan, rank.routing_input(), rank.num_tokens, rank.stream);
-            gpu::enter_call(rank.view, plan, gpu::CallKind::forward, testing::kForwardCall,
-                            rank.num_tokens, rank.stream);
-            gpu::write_pull_lists(rank.view, plan, rank.num_tokens, rank.stream);
-          }
-        }));
-  }
-  void time_meetings(const std::string& stage) {
-    add(stage, 0, time_launches(ranks_.rank(0).stream, repetitions_, [&] {
-          for (int r = 0; r < 2; ++r) {
-            gpu::meet(ranks_.rank(r).view, ranks_.rank(r).plan.data(), Signal::rows_staged,
-                      ranks_.rank(r).stream);
-          }
-        }));
+  /// A step of one rank alone, or of both ranks at once where they wait for each other.
+  void time_small(const std::string& stage, int num_ranks,
+                  const std::function<void(GpuRank&)>& step) {
+    std::vector<std::unique_ptr<StepGraph>> graphs;
+    for (int r = 0; r < num_ranks; ++r) {
+      GpuRank& rank = ranks_.rank(r);
+      graphs.push_back(std::make_unique<StepGraph>(rank.stream, [&] { step(rank); }));
+    }
+    Timing timing = time_launches(ranks_.rank(0).stream, repetitions_, [&] {
+      for (const auto& graph : graphs) graph->launch();
+    });
+    timing.median_us /= StepGraph::kStepsAGraph;
+    timing.min_us /= StepGraph::kStepsAGraph;
+    timing.max_us /= StepGraph::kStepsAGraph;
+    add(stage, 0, timing);
   }
 
   Shape shape_;
