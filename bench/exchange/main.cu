@@ -9,6 +9,7 @@
 #include <string>
 
 #include "gpu/gpu_ranks.cuh"
+#include "kernels/router/router.h"
 
 namespace megamoe::bench {
 namespace {
@@ -111,8 +112,17 @@ class ShapeBench {
         repetitions_(repetitions),
         copy_gb_per_s_(copy_gb_per_s),
         records_(records),
-        ranks_(dims_) {
+        ranks_(dims_),
+        logits_TE_(num_tokens * shape.num_experts),
+        scores_TE_(logits_TE_.size()),
+        route_weights_(num_tokens * shape.top_k),
+        route_ids_(num_tokens * shape.top_k),
+        bad_token_(1) {
+    router_.num_experts = shape.num_experts;
+    router_.top_k = shape.top_k;
+    router_.weight_norm = WeightNorm::sum_to_one;
     testing::CaseMaker cases(dims_, 3);
+    logits_TE_.upload(cases.floats(logits_TE_.size()));
     for (int r = 0; r < 2; ++r) {
       GpuRank& rank = ranks_.rank(r);
       testing::RankInput input = cases.rank_input(num_tokens, testing::Pattern::uniform);
@@ -145,6 +155,8 @@ class ShapeBench {
     const auto lists = [](GpuRank& r) {
       gpu::write_pull_lists(r.view, r.plan.data(), r.num_tokens, r.stream);
     };
+    time_small("route", 1,
+               [&](GpuRank& r) { gpu::route(router_, route_tensors(), tokens, r.stream); });
     time_small("count_slots", 1, count);
     time_small("count_slots, enter_call (2 ranks)", 2, [&](GpuRank& r) {
       count(r);
@@ -216,6 +228,13 @@ class ShapeBench {
     }
   }
 
+  [[nodiscard]] gpu::RouterTensors route_tensors() const {
+    return {logits_TE_.data(),   dims_.routing.num_experts, nullptr,
+            route_ids_.data(),   dims_.routing.top_k,       route_weights_.data(),
+            dims_.routing.top_k, scores_TE_.data(),         nullptr,
+            bad_token_.data()};
+  }
+
   void count_traffic() {
     const GpuRank& rank = ranks_.rank(0);
     for (const std::int32_t count : rank.download(rank.view.plan_layout.group_count_e)) {
@@ -268,6 +287,12 @@ class ShapeBench {
   double copy_gb_per_s_;
   std::vector<Record>& records_;
   GpuRanks ranks_;
+  RouterConfig router_;
+  DeviceBuffer<float> logits_TE_;
+  DeviceBuffer<float> scores_TE_;
+  DeviceBuffer<float> route_weights_;
+  DeviceBuffer<std::int32_t> route_ids_;
+  DeviceBuffer<unsigned long long> bad_token_;
   std::int64_t num_rows_ = 0;
   std::int64_t num_padded_rows_ = 0;
   std::int64_t num_pulls_ = 0;

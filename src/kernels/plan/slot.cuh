@@ -32,7 +32,8 @@ inline SlotShares share_slots(std::int64_t num_slots) {
           static_cast<std::int32_t>(num_blocks)};
 }
 
-/// Most slots a token that kernels are compiled for; the first is what most models have.
+/// Kernels are compiled for at most this many slots a token, which is what most models have, and
+/// for kMaxSlots: counting is a fifth faster than with kMaxSlots alone.
 inline constexpr int kFewSlots = 8;
 
 /// Calls body(slot_idx) for every slot of the calling warp; all lanes take part in every window,
