@@ -48,7 +48,7 @@ build_and_test() {
 }
 
 stage_format() {
-  scripts/format --check && shell_files | xargs -0 shellcheck -x -P SCRIPTDIR -P .
+  scripts/format --check && scripts/check_docs && shell_files | xargs -0 shellcheck -x -P SCRIPTDIR -P .
 }
 
 stage_release() { build_and_test release; }

@@ -294,6 +294,7 @@ class ProcessCommunicator final : public Communicator {
     }
     // A peer may have arrived and left while we looked: what it did not come to is what counts.
     if (first < 0 || !is_missing(first, meeting)) return;
+    throw_if_broken();  // ranks leave because of a missed deadline: that is the cause to name
     const bool said_why = control_.ranks[first].departure.load() > 0;
     throw Error(ErrorCode::peer_failed,
                 "rank " + std::to_string(first) + " has left (" +

@@ -82,13 +82,14 @@ class ThreadGroup {
     const auto deadline =
         SteadyClock::now() + std::chrono::duration_cast<SteadyClock::duration>(limit);
     while (meeting_ == meeting) {
+      // First: ranks leave because of a missed deadline.
+      if (!broken_.empty()) throw Error(ErrorCode::deadline_exceeded, broken_);
       if (const int peer = first_departed_of_missing(); peer >= 0) {
         withdraw(rank);
         throw Error(ErrorCode::peer_failed, "rank " + std::to_string(peer) + " has left (" +
                                                 departure_[peer].reason + ") while rank " +
                                                 std::to_string(rank) + " waited for " + what);
       }
-      if (!broken_.empty()) throw Error(ErrorCode::deadline_exceeded, broken_);
       if (SteadyClock::now() >= deadline) {
         break_group(rank, what, deadline_s);
         throw Error(ErrorCode::deadline_exceeded, broken_);

@@ -105,6 +105,8 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t num_k, Operand a, Ope
   }
 }
 
+std::int64_t scratch_floats_bound() { return kBlockK * (kTileCols + kBlockRows); }
+
 }  // namespace megamoe::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -112,6 +114,7 @@ HWY_AFTER_NAMESPACE();
 namespace megamoe::cpu {
 
 HWY_EXPORT(multiply);
+HWY_EXPORT(scratch_floats_bound);
 
 namespace {
 constexpr std::align_val_t kCacheLine{64};
@@ -132,6 +135,8 @@ float* ProductScratch::reserve(std::int64_t num_floats) {
   }
   return data_.get();
 }
+
+std::int64_t max_scratch_floats() { return HWY_DYNAMIC_DISPATCH(scratch_floats_bound)(); }
 
 void product(std::int64_t m, std::int64_t n, std::int64_t num_k, Operand a, Operand b, float* c,
              std::int64_t c_stride, ChainStart start, ProductScratch& scratch) {

@@ -46,6 +46,9 @@ class ProductScratch {
   std::int64_t capacity_ = 0;
 };
 
+/// Floats that no product needs more of: with them reserved, none allocates.
+std::int64_t max_scratch_floats();
+
 /// c(i, j) = the chain fma(a(i, k), b(j, k), ...) over k = 0 .. num_k - 1 in increasing order, in
 /// fp32, for i < m and j < n; a is m x num_k, b is n x num_k, c is row-major with c_stride >= n
 /// and overlaps neither. Any size may be 0; num_k = 0 writes zeros (or leaves c, for

@@ -15,6 +15,10 @@ inline constexpr std::int64_t kTileRows = 256;
 inline constexpr std::int64_t kTileColumns = 128;
 
 struct ThreadScratch {
+  /// Reserves what any product needs: which thread meets the largest one first is chance, and a
+  /// step must not allocate.
+  ThreadScratch() { panels.reserve(max_scratch_floats()); }
+
   ProductScratch panels;
   std::vector<float> tile = std::vector<float>(kTileRows * kTileColumns);
   std::vector<float> gate_tile = std::vector<float>(kTileRows * kTileColumns);

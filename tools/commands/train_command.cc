@@ -1,7 +1,6 @@
 // `megamoe train`: trains a small byte-level Mixture-of-Experts language model on a text.
 #include <algorithm>
 #include <cstdio>
-#include <map>
 #include <memory>
 #include <string>
 
@@ -15,6 +14,14 @@ using trainer::FinalRecord;
 using trainer::readable;
 using trainer::StepRecord;
 using trainer::TrainOptions;
+
+struct TrainArguments {
+  TrainOptions options;
+  std::string mode = "saved";
+  std::string overlap = "on";
+  std::string backend = "cpu";  // the only one whose tensors lie in host memory
+  bool prints_json = false;
+};
 
 constexpr const char* kDescription =
     R"(Train a small byte-level Mixture-of-Experts language model on a text file.
@@ -108,28 +115,21 @@ void add_optimizer_options(CLI::App& command, TrainOptions& options) {
       ->group(group);
 }
 
-void add_layer_options(CLI::App& command, TrainOptions& options) {
+void add_layer_options(CLI::App& command, TrainArguments& arguments) {
   const std::string group = "Layer (these change speed and memory, not results)";
-  const std::map<std::string, MemoryMode> modes = {{"saved", MemoryMode::saved},
-                                                   {"recompute", MemoryMode::recompute}};
-  const std::map<std::string, Overlap> overlaps = {{"on", Overlap::on}, {"off", Overlap::off}};
-  const std::map<std::string, Backend> backends = {{"cpu", Backend::cpu}};
   command
-      .add_option("--mode", options.memory_mode,
+      .add_option("--mode", arguments.mode,
                   "saved: keep products for the backward pass; recompute: do them again")
-      ->transform(CLI::CheckedTransformer(modes).description("{saved,recompute}"))
-      ->default_str("saved")
+      ->check(CLI::IsMember({"saved", "recompute"}))
       ->group(group);
-  command.add_option("--overlap", options.overlap, "Communication under computation")
-      ->transform(CLI::CheckedTransformer(overlaps).description("{on,off}"))
-      ->default_str("on")
+  command.add_option("--overlap", arguments.overlap, "Communication under computation")
+      ->check(CLI::IsMember({"on", "off"}))
       ->group(group);
-  command.add_option("--backend", options.backend, "What runs the layer")
-      ->transform(CLI::CheckedTransformer(backends).description("{cpu}"))
-      ->default_str("cpu")
+  command.add_option("--backend", arguments.backend, "What runs the layer")
+      ->check(CLI::IsMember({"cpu"}))
       ->group(group);
   command
-      .add_option("--threads", options.num_threads,
+      .add_option("--threads", arguments.options.num_threads,
                   "Threads of a rank's experts; 0 divides the cores among the ranks")
       ->group(group);
 }
@@ -154,9 +154,12 @@ void print_end(const FinalRecord& record) {
   }
 }
 
-void run(const TrainOptions& options, bool prints_json) {
+void run(const TrainArguments& arguments) {
+  TrainOptions options = arguments.options;
+  options.memory_mode = arguments.mode == "saved" ? MemoryMode::saved : MemoryMode::recompute;
+  options.overlap = arguments.overlap == "on" ? Overlap::on : Overlap::off;
   trainer::TrainCallbacks callbacks;
-  if (prints_json) {
+  if (arguments.prints_json) {
     const auto print_json = [](const auto& record) {
       std::printf("%s\n", to_json(record).c_str());
       std::fflush(stdout);
@@ -178,14 +181,14 @@ void add_train_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("train", kDescription);
   command->option_defaults()->always_capture_default();
   command->footer(kExamples);
-  const auto options = std::make_shared<TrainOptions>();
-  const auto prints_json = std::make_shared<bool>(false);
-  add_run_options(*command, *options);
-  command->add_flag("--json", *prints_json, "Print the log's records in place of progress lines");
-  add_model_options(*command, *options);
-  add_optimizer_options(*command, *options);
-  add_layer_options(*command, *options);
-  command->callback([options, prints_json] { run(*options, *prints_json); });
+  const auto arguments = std::make_shared<TrainArguments>();
+  add_run_options(*command, arguments->options);
+  command->add_flag("--json", arguments->prints_json,
+                    "Print the log's records in place of progress lines");
+  add_model_options(*command, arguments->options);
+  add_optimizer_options(*command, arguments->options);
+  add_layer_options(*command, *arguments);
+  command->callback([arguments] { run(*arguments); });
 }
 
 }  // namespace megamoe::tools

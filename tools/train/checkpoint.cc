@@ -158,7 +158,8 @@ std::string differences(const std::string& there_text, const std::string& here_t
     const std::string other = there.contains(name) ? there[name].dump() : "not known";
     if (other == value.dump()) continue;
     if (!list.empty()) list += ", ";
-    list += "--" + name + " is " + other + " there and " + value.dump() + " here";
+    list.append("--").append(name).append(" is ").append(other);
+    list.append(" there and ").append(value.dump()).append(" here");
   }
   return list.empty() ? "it has options that are not known here" : list;
 }

@@ -197,6 +197,7 @@ double cross_entropy(std::int64_t num_tokens, const std::uint8_t* targets_T,
 }
 
 // The two instances that exist: the model's and the tests'.
+// NOLINTBEGIN(bugprone-macro-parentheses): the argument is a type.
 #define MEGAMOE_TRAINER_INSTANTIATE(Real)                                                     \
   template void add_product(const Real*, const Real*, Real*, std::int64_t, std::int64_t,      \
                             std::int64_t);                                                    \
@@ -213,5 +214,6 @@ double cross_entropy(std::int64_t num_tokens, const std::uint8_t* targets_T,
 MEGAMOE_TRAINER_INSTANTIATE(float)
 MEGAMOE_TRAINER_INSTANTIATE(double)
 #undef MEGAMOE_TRAINER_INSTANTIATE
+// NOLINTEND(bugprone-macro-parentheses)
 
 }  // namespace megamoe::trainer

@@ -61,23 +61,22 @@ double learning_rate(const OptimizerOptions& options, std::int64_t step) {
 
 GradientNorm::GradientNorm(std::int64_t num_experts, Communicator& communicator)
     : communicator_(communicator),
-      num_local_experts_(num_experts / communicator.size()),
+      local_square_sums_(num_experts / communicator.size()),
       square_sums_E_(num_experts) {}
 
 double GradientNorm::operator()(ParameterGroup& shared, ParameterGroup& experts) {
   // An expert's sum is the same whichever rank has it, and the experts' sums are added in order.
-  const std::span<double> mine = std::span(square_sums_E_)
-                                     .subspan(num_local_experts_ * communicator_.rank())
-                                     .first(num_local_experts_);
-  for (std::int64_t expert = 0; expert < num_local_experts_; ++expert) {
-    mine[expert] = 0;
+  for (std::size_t expert = 0; expert < local_square_sums_.size(); ++expert) {
+    local_square_sums_[expert] = 0;
     for (const ParameterSlice& slice : experts.slices()) {  // [e, ...]
-      const std::size_t count = slice.count / num_local_experts_;
-      mine[expert] += square_sum(experts.gradients().subspan(slice.offset + count * expert, count));
+      const std::size_t count = slice.count / local_square_sums_.size();
+      local_square_sums_[expert] +=
+          square_sum(experts.gradients().subspan(slice.offset + count * expert, count));
     }
   }
-  communicator_.all_gather(mine.data(), square_sums_E_.data(), mine.size_bytes(),
-                           "the gradient's norm", kDeadlineS);
+  communicator_.all_gather(local_square_sums_.data(), square_sums_E_.data(),
+                           local_square_sums_.size() * sizeof(double), "the gradient's norm",
+                           kDeadlineS);
   return std::sqrt(std::accumulate(square_sums_E_.begin(), square_sums_E_.end(),
                                    square_sum(shared.gradients())));
 }

@@ -24,7 +24,7 @@ class GradientNorm {
 
  private:
   Communicator& communicator_;
-  std::int64_t num_local_experts_;
+  std::vector<double> local_square_sums_;  // of this rank's experts
   std::vector<double> square_sums_E_;
 };
 

@@ -55,7 +55,7 @@ class RankTrainer {
   void run_steps(const std::function<void(const StepRecord&)>& on_step) {
     const TrainOptions& options = run_.options;
     while (step_ < options.num_steps) {
-      const StepRecord record = take_step();
+      const StepRecord record = take_step_or_name_it();
       if (on_step) on_step(record);
       const bool is_due = options.checkpoint_every > 0 && step_ % options.checkpoint_every == 0;
       if (is_due || step_ == options.num_steps) save_checkpoint();
@@ -84,6 +84,15 @@ class RankTrainer {
   }
 
  private:
+  StepRecord take_step_or_name_it() {
+    const std::int64_t step = step_ + 1;
+    try {
+      return take_step();
+    } catch (const Error& error) {
+      throw Error(error.code(), "step " + std::to_string(step) + ": " + error.what());
+    }
+  }
+
   StepRecord take_step() {
     const TrainOptions& options = run_.options;
     const Clock::time_point start = Clock::now();
@@ -94,8 +103,7 @@ class RankTrainer {
     model_.forward(options.batch, contexts(share));
     const double loss = model_.loss_for_backward(targets(share));
     if (!std::isfinite(loss)) {
-      throw Error(ErrorCode::internal, "the loss is no longer a finite number at step " +
-                                           std::to_string(step_ + 1) + "; try a lower --lr");
+      throw Error(ErrorCode::internal, "the loss is not a finite number; try a lower --lr");
     }
     model_.backward();
     ++step_;

@@ -1,0 +1,54 @@
+// From torch tensors to the library's views: what is read in place, what is copied, what is
+// refused.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "megamoe/megamoe.h"
+
+namespace megamoe::torch_ops {
+
+using torch::stable::Tensor;
+
+/// Throws unsupported for an element type that no tensor of the library has.
+DType dtype_of(const char* name, const Tensor& tensor);
+
+ConstTensorView const_view(const char* name, const Tensor& tensor);
+TensorView view(const char* name, const Tensor& tensor);
+
+/// "[2, 3]"
+std::string text_of(const std::vector<std::int64_t>& sizes);
+std::vector<std::int64_t> sizes_of(const Tensor& tensor);
+/// All sizes but the last. Throws invalid_argument for a scalar.
+std::vector<std::int64_t> leading_sizes(const char* name, const Tensor& tensor);
+
+/// [..., C] as [rows, C] with contiguous columns: in place where strides allow it, else a copy.
+Tensor as_matrix(const char* name, const Tensor& tensor);
+
+/// Expert ids as an int32 matrix. int64 is converted; a value that is neither -1 nor from 0 to
+/// num_experts - 1 throws expert_id_out_of_range, naming value and place.
+Tensor as_ids(const Tensor& expert_ids, std::int64_t num_experts);
+
+/// The halves of a fused [e, 2I, H] tensor, in place.
+template <class View>
+struct GateUp {
+  View gate;  ///< absent where the activation has no gate
+  View up;
+};
+template <class View>
+GateUp<View> split_gate_up(const View& fused, bool gated) {
+  if (!gated) return {View{}, fused};
+  const std::int64_t half = fused.sizes[1] / 2;
+  return {expert_rows(fused, 0, half), expert_rows(fused, half, half)};
+}
+
+/// An uninitialised contiguous tensor on the device and with the element type of `like`.
+Tensor empty(const Tensor& like, const std::vector<std::int64_t>& sizes);
+
+}  // namespace megamoe::torch_ops

@@ -1,0 +1,215 @@
+#!/usr/bin/env python3
+"""Trains a Qwen3-MoE model of transformers on the bytes of a text, in one process or several.
+
+    scripts/python examples/train_qwen3_moe.py
+    scripts/python -m torch.distributed.run --nproc-per-node 2 examples/train_qwen3_moe.py
+
+Every rank trains on sequences of its own. With --experts megamoe the experts are spread over the ranks; with
+grouped_mm every rank holds all of them. Parameters are fp32, and products run in bf16 (autocast).
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import time
+
+import megamoe
+import megamoe.huggingface
+import torch
+import torch.distributed as dist
+import transformers
+
+SHAPES = {
+    # The last two are the shapes of a layer of the published models; --layers says how many of them.
+    "small": dict(
+        hidden_size=128,
+        moe_intermediate_size=64,
+        num_experts=16,
+        num_experts_per_tok=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+    ),
+    "qwen3-30b": dict(
+        hidden_size=2048,
+        moe_intermediate_size=768,
+        num_experts=128,
+        num_experts_per_tok=8,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+    ),
+    "qwen3-235b": dict(
+        hidden_size=4096,
+        moe_intermediate_size=1536,
+        num_experts=128,
+        num_experts_per_tok=8,
+        num_attention_heads=64,
+        num_key_value_heads=4,
+        head_dim=128,
+    ),
+}
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--text", type=pathlib.Path, default="/usr/share/common-licenses/GPL-3", help="a file to learn")
+    parser.add_argument("--shape", choices=SHAPES, default="small")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--experts", choices=["megamoe", "grouped_mm"], default="megamoe")
+    parser.add_argument(
+        "--overlap", choices=["on", "off"], default="on", help="communication under computation (megamoe)"
+    )
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--batch", type=int, default=8, help="sequences a step, over all ranks")
+    parser.add_argument("--sequence", type=int, default=128, help="bytes of a sequence")
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--log", type=pathlib.Path, help="JSON lines: step, loss, tokens_per_s, moe_share")
+    parser.add_argument(
+        "--checkpoint", type=pathlib.Path, help="folder to save to at the end, and every --save-every steps"
+    )
+    parser.add_argument("--save-every", type=int, default=0)
+    parser.add_argument("--resume", action="store_true", help="go on from --checkpoint")
+    return parser.parse_args(arguments)
+
+
+class ShareTimer:
+    """Seconds spent in the experts of a model, forward and backward; on the CPU, where operators return when done."""
+
+    def __init__(self, model):
+        self.seconds = 0.0
+        self._start = 0.0
+        for module in model.modules():
+            if hasattr(module, "is_concatenated"):
+                module.register_forward_pre_hook(self._begin)
+                module.register_forward_hook(self._end)
+                module.register_full_backward_pre_hook(self._begin)
+                module.register_full_backward_hook(self._end)
+
+    def _begin(self, *_):
+        self._start = time.perf_counter()
+
+    def _end(self, *_):
+        self.seconds += time.perf_counter() - self._start
+
+
+class Trainer:
+    def __init__(self, options):
+        self.options = options
+        self.rank, self.num_ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        if options.batch % self.num_ranks:
+            raise SystemExit(f"--batch {options.batch} must be divisible by the {self.num_ranks} ranks")
+        self.text = torch.frombuffer(bytearray(options.text.read_bytes()), dtype=torch.uint8).long()
+        if len(self.text) <= options.sequence:
+            raise SystemExit(f"{options.text} has {len(self.text)} bytes; --sequence {options.sequence} needs more")
+        torch.manual_seed(options.seed)  # the same model on every rank
+        config = transformers.Qwen3MoeConfig(
+            vocab_size=256,
+            num_hidden_layers=options.layers,
+            intermediate_size=4,
+            decoder_sparse_step=1,
+            norm_topk_prob=True,
+            router_aux_loss_coef=0.01,
+            output_router_logits=True,
+            use_cache=False,
+            **SHAPES[options.shape],
+        )
+        self.model = transformers.AutoModelForCausalLM.from_config(config, experts_implementation=options.experts)
+        if options.experts == "megamoe":
+            megamoe.parallelize_experts(self.model, overlap_comm=options.overlap == "on")
+        self.timer = ShareTimer(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.learning_rate, weight_decay=0.01)
+        self.step = 0
+
+    def batch(self):
+        """This rank's sequences: they depend on the seed and the step alone, so that a resumed run goes on alike."""
+        generator = torch.Generator().manual_seed(self.options.seed * 1_000_003 + self.step)
+        starts = torch.randint(len(self.text) - self.options.sequence, (self.options.batch,), generator=generator)
+        mine = starts.chunk(self.num_ranks)[self.rank]
+        return torch.stack([self.text[start : start + self.options.sequence] for start in mine])
+
+    def train_step(self):
+        """Returns the mean loss over all ranks."""
+        tokens = self.batch()
+        self.optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = self.model(input_ids=tokens, labels=tokens).loss / self.num_ranks
+        loss.backward()
+        mean_loss = loss.detach().float()
+        if self.num_ranks > 1:
+            dist.all_reduce(mean_loss)
+            for parameter in self.model.parameters():
+                if parameter.grad is not None and not megamoe.is_expert_parameter(parameter):
+                    dist.all_reduce(parameter.grad)
+        self.optimizer.step()
+        self.step += 1
+        return mean_loss.item()
+
+    @property
+    def file(self):
+        return self.options.checkpoint / f"rank{self.rank}of{self.num_ranks}.pt"
+
+    def save(self):
+        self.options.checkpoint.mkdir(parents=True, exist_ok=True)
+        state = {"step": self.step, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        unfinished = self.file.with_suffix(".tmp")
+        torch.save(state, unfinished)
+        unfinished.replace(self.file)
+
+    def resume(self):
+        if not self.file.exists():
+            raise SystemExit(f"--resume: {self.file} does not exist (checkpoints are of one number of ranks)")
+        state = torch.load(self.file)
+        self.step = state["step"]
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def train(options):
+    """Returns the records of all steps."""
+    trainer = Trainer(options)
+    if options.resume:
+        trainer.resume()
+    records = []
+    while trainer.step < options.steps:
+        start, trainer.timer.seconds = time.perf_counter(), 0.0
+        loss = trainer.train_step()
+        seconds = time.perf_counter() - start
+        records.append(
+            {
+                "step": trainer.step,
+                "loss": loss,
+                "tokens_per_s": options.batch * options.sequence / seconds,
+                "moe_share": trainer.timer.seconds / seconds,
+            }
+        )
+        last = trainer.step == options.steps
+        if trainer.rank == 0:
+            if options.log:
+                with options.log.open("a") as log:
+                    print(json.dumps(records[-1]), file=log)
+            if last or trainer.step % 10 == 0 or len(records) == 1:
+                share = records[-1]["moe_share"]
+                speed = records[-1]["tokens_per_s"]
+                print(
+                    f"step {trainer.step:5}  loss {loss:.3f}  {speed:,.0f} tokens/s  MoE {share:.0%} of the step",
+                    flush=True,
+                )
+        if options.checkpoint and (last or (options.save_every and trainer.step % options.save_every == 0)):
+            trainer.save()
+    return records
+
+
+def main():
+    options = parse(None)
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        dist.init_process_group("gloo")
+    train(options)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""megamoe: expert-parallel Mixture-of-Experts layers for PyTorch.
+
+y = megamoe.moe(x, expert_ids, weights, gate_up, down)        # any router
+layer = megamoe.MoELayer(num_experts=64, hidden_dim=1024, expert_dim=512, top_k=4)
+"""
+
+from ._groups import init, shutdown
+from ._layer import MoELayer, is_expert_parameter
+from ._linear import moe_overlapping_backward_op
+from ._moe import moe
+from ._router import Router, Routing
+
+
+def parallelize_experts(model, group=None, *, overlap_comm=True):
+    """See ``megamoe.huggingface.parallelize_experts``. Needs transformers."""
+    from .huggingface import parallelize_experts as parallelize
+
+    return parallelize(model, group, overlap_comm=overlap_comm)
+
+
+__version__ = "0.1.0"
+__all__ = [
+    "MoELayer",
+    "Router",
+    "Routing",
+    "init",
+    "is_expert_parameter",
+    "moe",
+    "moe_overlapping_backward_op",
+    "parallelize_experts",
+    "shutdown",
+]

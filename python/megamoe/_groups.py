@@ -1,0 +1,93 @@
+"""Expert-parallel groups: from a torch.distributed group to the library's communicator."""
+
+import socket
+import uuid
+import weakref
+
+import torch
+import torch.distributed as dist
+
+_ONE_RANK = "one rank"
+# Name of a group -> the torch group that it was made for. A later group of the same name is another one.
+_connected: dict = {}
+
+
+class _Alone:
+    """Stands for a group of this process alone, whether torch.distributed is initialised or not."""
+
+
+ALONE = _Alone()
+
+
+def _resolve(group):
+    """Returns the torch group, or ALONE where there is none."""
+    if group is not None:
+        return group
+    if dist.is_available() and dist.is_initialized():
+        return dist.group.WORLD
+    return ALONE
+
+
+def rank_and_size(group=None) -> tuple[int, int]:
+    """This process's rank in the group, and the number of its ranks."""
+    torch_group = _resolve(group)
+    if torch_group is ALONE:
+        return 0, 1
+    return dist.get_rank(torch_group), dist.get_world_size(torch_group)
+
+
+def init(group=None, *, entry_deadline_s: float = 600.0, inner_deadline_s: float = 60.0) -> None:
+    """Connects the ranks of a torch.distributed group; collective over the group.
+
+    Not needed for the default deadlines: the first call of a layer on the group connects it.
+
+    Args:
+        group: a torch.distributed process group, sub-groups too; None is the default group, or a single rank
+            where torch.distributed is not initialised. On CPU tensors its ranks are processes of one host.
+        entry_deadline_s: how long a call waits for its peers to make it too, in seconds.
+        inner_deadline_s: how long it waits for them after that, in seconds.
+
+    Raises:
+        RuntimeError: ranks on several hosts, or a rank that does not come.
+    """
+    torch_group = _resolve(group)
+    if torch_group is ALONE:
+        name, shared_name, rank, size = _ONE_RANK, "", 0, 1
+    else:
+        name = torch_group.group_name
+        rank, size = dist.get_rank(torch_group), dist.get_world_size(torch_group)
+        shared_name = _agree_on_name(torch_group, size)
+    torch.ops.megamoe.make_group(name, shared_name, rank, size, entry_deadline_s, inner_deadline_s)
+    _connected[name] = weakref.ref(torch_group)
+
+
+def _agree_on_name(torch_group, size: int) -> str:
+    if size == 1:
+        return ""
+    mine = (socket.gethostname(), f"megamoe-{uuid.uuid4().hex}")
+    everyone = [None] * size
+    dist.all_gather_object(everyone, mine, group=torch_group)
+    hosts = sorted({host for host, _ in everyone})
+    if len(hosts) > 1:
+        raise RuntimeError(f"the ranks of an expert-parallel group must be on one host; they are on {', '.join(hosts)}")
+    return everyone[0][1]
+
+
+def shutdown(group=None) -> None:
+    """Leaves the group. Peers that wait for this rank get an error; a later call connects anew."""
+    torch_group = _resolve(group)
+    name = _ONE_RANK if torch_group is ALONE else torch_group.group_name
+    _connected.pop(name, None)
+    torch.ops.megamoe.drop_group(name)
+
+
+# The tracer runs it and keeps the name: a compiled model finds its group connected.
+@torch.compiler.assume_constant_result
+def connected_name(group=None) -> str:
+    """The name that the operators know the group by; connects it first where needed (collective)."""
+    torch_group = _resolve(group)
+    name = _ONE_RANK if torch_group is ALONE else torch_group.group_name
+    known = _connected.get(name)
+    if known is None or known() is not torch_group:
+        init(group)
+    return name

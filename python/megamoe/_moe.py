@@ -1,0 +1,131 @@
+"""The functional form of the layer: fake implementations and autograd of the operators, and moe().
+
+Legend: T tokens of this rank (leading dimensions flattened), K slots, H hidden, I intermediate, e experts of this rank.
+"""
+
+import torch
+from torch import Tensor
+
+from . import _groups, _library
+
+_library.load()
+_ops = torch.ops.megamoe
+
+
+@torch.library.register_fake("megamoe::forward")
+def _(x, expert_ids, weights, gate_up, down, *args):
+    return x.new_empty(x.shape), torch.empty(down.shape[:1], dtype=torch.int64, device="cpu")
+
+
+@torch.library.register_fake("megamoe::backward")
+def _(dy, call, x, expert_ids, weights, gate_up, down, *args):
+    tensors = (x, weights, gate_up, down)
+    return tuple(tensor.new_empty(tensor.shape) for tensor in tensors)
+
+
+@torch.library.register_fake("megamoe::backward_main_grad")
+def _(dy, call, x, expert_ids, weights, *args):
+    return x.new_empty(x.shape), weights.new_empty(weights.shape)
+
+
+@torch.library.register_fake("megamoe::all_reduce_sum")
+def _(values, group):
+    return values.new_empty(values.shape)
+
+
+def _setup_context(ctx, inputs, output):
+    x, expert_ids, weights, gate_up, down, gate_up_main_grad, down_main_grad, *options = inputs
+    _, call = output
+    ctx.save_for_backward(call, x, expert_ids, weights, gate_up, down)
+    # Not saved tensors: the backward calls of other micro-batches add to them in between, and may.
+    ctx.main_grads = (gate_up_main_grad, down_main_grad)
+    ctx.options = options
+
+
+def _backward(ctx, dy, _):
+    gate_up_main_grad, down_main_grad = ctx.main_grads
+    if gate_up_main_grad is None:
+        dx, dweights, dgate_up, ddown = _ops.backward(dy, *ctx.saved_tensors, *ctx.options)
+    else:
+        dx, dweights = _ops.backward_main_grad(dy, *ctx.saved_tensors, gate_up_main_grad, down_main_grad, *ctx.options)
+        dgate_up = ddown = None
+    return (dx, None, dweights, dgate_up, ddown) + (None,) * (2 + len(ctx.options))
+
+
+torch.library.register_autograd("megamoe::forward", _backward, setup_context=_setup_context)
+
+
+def moe(
+    x: Tensor,
+    expert_ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    group=None,
+    overlap_comm: bool = True,
+    *,
+    activation: str = "swiglu",
+    activation_limit: float = 7.0,
+    recompute: bool = False,
+    max_tokens: int | None = None,
+    row_capacity: int | None = None,
+    main_grads: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """One Mixture-of-Experts layer over the ranks of a group: y_t = sum_k w_tk * expert_{id_tk}(x_t).
+
+    Expert j is ``down_j @ (act(gate_j @ x) * (up_j @ x))``. Every call is collective, forward and backward: all ranks
+    make it, in the same order, also a rank without tokens (T = 0). The backward call happens when y's gradient is
+    known, so y must take part in the loss on every rank or on none. Products accumulate in fp32; results do not depend
+    on the number of ranks, on ``overlap_comm`` or on ``recompute``.
+
+    Args:
+        x: [..., H] bf16; the number of tokens may differ from rank to rank. Other dtypes are refused; under
+            ``torch.autocast`` x and the expert weights are cast to its dtype. What isn't a matrix with contiguous
+            columns is copied.
+        expert_ids: [..., K] int32, or int64 (converted after a range check): experts 0 .. R*e - 1 of all ranks; -1 is
+            an empty slot. Two slots of a token may name the same expert, and both count.
+        weights: [..., K] float: the slot's weight. Converted to fp32; their gradient flows.
+        gate_up: [e, 2I, H] bf16, this rank's experts: gate rows, then up rows. [e, I, H] for activations without gate.
+        down: [e, H, I] bf16.
+        group: a torch.distributed group, whose ranks are processes of one host; None is the default group, or one rank.
+        overlap_comm: whether communication runs under computation (the CPU backend has one order).
+        activation: swiglu, clamped_swiglu, gelu_erf, gelu_tanh, or without gate relu2, identity.
+        activation_limit: L of clamped_swiglu: silu(min(g, L)) * clamp(u, -L, L).
+        recompute: the gate and up products are computed again in the backward pass, not kept.
+        max_tokens: the largest T of any rank and call, equal on all ranks; memory is sized by it. None sizes by need.
+        row_capacity: rows (tokens times slots) that a rank can receive in a call; a call that needs more raises on all
+            ranks. None: twice max_tokens * K, or once for a single rank.
+        main_grads: fp32 tensors of the shapes of gate_up and down. The backward pass adds the weight gradients to them,
+            and gate_up and down get no ``grad``.
+
+    Returns:
+        y, [..., H] bf16, contiguous; 0 for a token whose slots are all empty. A weight gradient is the plain sum over
+        the tokens of all ranks: it isn't divided by their number.
+
+    Raises:
+        RuntimeError: on every rank of the group, with the message of the rank that found it: a wrong shape, dtype, or
+            option by its name, an id out of range with its place, too many rows, a rank that failed or did not come.
+    """
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, gate_up, down = x.to(dtype), gate_up.to(dtype), down.to(dtype)
+    if weights.is_floating_point():
+        weights = weights.to(torch.float32)
+    gate_up_main_grad, down_main_grad = main_grads or (None, None)
+    y, _ = _ops.forward(
+        x,
+        expert_ids,
+        weights,
+        gate_up,
+        down,
+        gate_up_main_grad,
+        down_main_grad,
+        _groups.connected_name(group),
+        activation,
+        activation_limit,
+        not recompute,
+        overlap_comm,
+        max_tokens or 0,
+        row_capacity or 0,
+    )
+    return y

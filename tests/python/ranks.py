@@ -1,0 +1,52 @@
+"""Runs a function on several ranks: processes with a gloo group."""
+
+import traceback
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+class RankFailed(AssertionError):
+    pass
+
+
+def _rank_main(function, rank, num_ranks, folder, arguments):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=timedelta(seconds=120),
+    )
+    try:
+        outcome = {"value": function(rank, *arguments)}
+    except BaseException:
+        outcome = {"traceback": traceback.format_exc()}
+    torch.save(outcome, f"{folder}/{rank}.pt")
+    if "traceback" in outcome:
+        raise SystemExit(1)  # as a user's program would end
+
+
+def run_ranks(function, num_ranks, folder, *arguments, failing=()):
+    """[function(rank, *arguments) for each rank]. Ranks in `failing` must raise; their value is the traceback."""
+    context = mp.get_context("spawn")
+    processes = [
+        context.Process(target=_rank_main, args=(function, rank, num_ranks, str(folder), arguments))
+        for rank in range(num_ranks)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(240)
+        if process.is_alive():
+            process.kill()
+    values = []
+    for rank in range(num_ranks):
+        outcome = torch.load(f"{folder}/{rank}.pt", weights_only=False)
+        if ("traceback" in outcome) != (rank in failing):
+            raise RankFailed(f"rank {rank}: {outcome.get('traceback', 'did not raise')}")
+        values.append(outcome.get("value", outcome.get("traceback")))
+    return values

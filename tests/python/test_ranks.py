@@ -1,0 +1,301 @@
+"""Two ranks, as processes of this host with a gloo group, against one rank on the same tokens."""
+
+import dataclasses
+import gc
+import time
+
+import megamoe
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from reference import assert_equal, make_problem, results
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
+
+NUM_RANKS = 2
+#: Tokens of rank 0, of all.
+SPLITS = {"even": (20, 40), "uneven": (5, 40), "none on rank 0": (0, 40), "none on rank 1": (40, 40), "none": (0, 0)}
+
+
+def part_of(problem, split, rank):
+    """The problem as this rank sees it: its tokens, its experts."""
+    first, _ = split
+    tokens = slice(0, first) if rank == 0 else slice(first, None)
+    num_local = problem.down.shape[0] // NUM_RANKS
+    experts = slice(rank * num_local, (rank + 1) * num_local)
+    parts = {name: getattr(problem, name)[tokens] for name in ("x", "expert_ids", "weights", "dy")}
+    parts |= {name: getattr(problem, name)[experts] for name in ("gate_up", "down")}
+    return dataclasses.replace(problem, **{name: part.detach().clone() for name, part in parts.items()})
+
+
+def join(parts):
+    """Of all ranks: tokens one after the other, experts one after the other."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+# ---- What must equal one rank, bit for bit ---------------------------------------------------------------
+
+
+def short_form_step(weights, problem):
+    weights = weights.clone().requires_grad_()
+    x = problem.x.detach().clone().requires_grad_()
+    y = megamoe.moe_overlapping_backward_op(x, weights, problem.expert_ids)
+    y.backward(problem.dy)
+    return {"y": y.detach(), "dx": x.grad}, weights.grad
+
+
+def layer_step(x, dy, weights=None):
+    """One step of a MoELayer: `weights` are of all experts."""
+    layer = megamoe.MoELayer(8, 64, 48, 3)
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            whole = weights[name]
+            is_expert = megamoe.is_expert_parameter(parameter)
+            parameter.copy_(whole[layer.local_experts.start : layer.local_experts.stop] if is_expert else whole)
+    y = layer(x)
+    y.backward(dy)
+    return {"y": y.detach(), "dgate_up": layer.gate_up.grad, "ddown": layer.down.grad}, layer.router.weight.grad
+
+
+def layer_weights():
+    torch.manual_seed(1)
+    shapes = {"router.weight": (8, 64), "gate_up": (8, 96, 64), "down": (8, 64, 48)}
+    return {name: (torch.randn(shape) / shape[-1] ** 0.5).bfloat16() for name, shape in shapes.items()}
+
+
+def fsdp_step(x, dy, group, weights):
+    """A layer whose group is this rank alone, its parameters sharded over both ranks on the expert dimension."""
+    layer = megamoe.MoELayer(8, 64, 48, 3, group=group)
+    layer.load_state_dict(weights)
+    fully_shard(layer, mesh=init_device_mesh("cpu", (NUM_RANKS,)))
+    assert layer.gate_up.to_local().shape[0] == 8 // NUM_RANKS
+    layer(x).backward(dy)
+    return {name: parameter.grad.full_tensor() for name, parameter in layer.named_parameters()}
+
+
+def successes(rank):
+    found = {}
+    for name, split in SPLITS.items():
+        found[name] = results(megamoe.moe, part_of(make_problem(T=split[1]), split, rank))
+
+    split = SPLITS["uneven"]
+    problem = part_of(make_problem(), split, rank)
+    variants = {
+        "recompute": lambda *tensors: megamoe.moe(*tensors, recompute=True),
+        "max_tokens": lambda *tensors: megamoe.moe(*tensors, max_tokens=100),
+        "checkpoint": lambda *tensors: checkpoint(megamoe.moe, *tensors, use_reentrant=False),
+        "compiled": torch.compile(megamoe.moe, fullgraph=True),
+    }
+    for name, function in variants.items():
+        found[name] = results(function, problem)
+
+    # All tokens of both ranks to the experts of rank 0.
+    skewed = make_problem()
+    skewed.expert_ids = skewed.expert_ids.clamp(max=3)
+    found["skewed"] = results(megamoe.moe, part_of(skewed, split, rank))
+
+    # Several micro-batches in flight, and no_grad calls between them.
+    outputs = [
+        megamoe.moe(problem.x, problem.expert_ids, problem.weights, problem.gate_up.requires_grad_(), problem.down)
+        for _ in range(2)
+    ]
+    with torch.no_grad():
+        megamoe.moe(problem.x, problem.expert_ids, problem.weights, problem.gate_up, problem.down)
+    for y in outputs:
+        y.backward(problem.dy)
+    found["in flight"] = {"dgate_up": problem.gate_up.grad}
+    del outputs, y
+
+    # Groups of their own: both ranks again, and each alone.
+    both = dist.new_group([0, 1])
+    found["second group"] = results(lambda *tensors: megamoe.moe(*tensors, group=both), problem)
+    compiled = torch.compile(lambda *tensors: megamoe.moe(*tensors, group=both), fullgraph=True)
+    found["second group, compiled"] = results(compiled, problem)
+    alone = [dist.new_group([peer]) for peer in range(NUM_RANKS)][rank]
+    found["alone"] = results(lambda *tensors: megamoe.moe(*tensors, group=alone), make_problem())
+
+    found["short form"], found["short form weights"] = short_form_step(
+        make_problem().gate_up.detach().mT[..., :64], problem
+    )
+    weights = layer_weights()
+    found["layer"], router_gradient = layer_step(problem.x, problem.dy, weights)
+    found["layer router"] = router_gradient
+    found["fsdp"] = fsdp_step(problem.x.detach(), problem.dy, alone, weights)
+    gc.collect()
+    found["kept calls"] = torch.ops.megamoe.num_kept_calls()
+    return found
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    return run_ranks(successes, NUM_RANKS, tmp_path_factory.mktemp("ranks"))
+
+
+def joined(two_ranks, name):
+    return join([found[name] for found in two_ranks])
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_two_ranks_give_the_bits_of_one(two_ranks, name):
+    assert_equal(joined(two_ranks, name), results(megamoe.moe, make_problem(T=SPLITS[name][1])))
+
+
+@pytest.mark.parametrize(
+    "name", ["recompute", "max_tokens", "checkpoint", "compiled", "second group", "second group, compiled"]
+)
+def test_every_way_to_run_gives_the_bits_of_one_rank(two_ranks, name):
+    assert_equal(joined(two_ranks, name), results(megamoe.moe, make_problem()))
+
+
+def test_all_tokens_to_one_rank(two_ranks):
+    problem = make_problem()
+    problem.expert_ids = problem.expert_ids.clamp(max=3)
+    actual = joined(two_ranks, "skewed")
+    assert_equal(actual, results(megamoe.moe, problem))
+    assert (actual["dgate_up"][4:] == 0).all()
+
+
+def test_micro_batches_in_flight(two_ranks):
+    once = results(megamoe.moe, make_problem())["dgate_up"]
+    assert torch.equal(joined(two_ranks, "in flight")["dgate_up"], once + once)
+
+
+def test_a_group_of_one_rank_computes_alone(two_ranks):
+    for found in two_ranks:
+        assert_equal(found["alone"], results(megamoe.moe, make_problem()))
+
+
+def test_the_short_form_gives_every_rank_the_whole_gradient(two_ranks):
+    problem = make_problem()
+    expected, gradient = short_form_step(problem.gate_up.detach().mT[..., :64], problem)
+    assert_equal(joined(two_ranks, "short form"), expected)
+    for found in two_ranks:
+        assert torch.equal(found["short form weights"], gradient)
+
+
+def test_the_module_shards_its_experts(two_ranks):
+    problem = make_problem()
+    expected, router_gradient = layer_step(problem.x.detach(), problem.dy, layer_weights())
+    assert_equal(joined(two_ranks, "layer"), expected)
+    summed = sum(found["layer router"].double() for found in two_ranks)
+    assert (summed - router_gradient.double()).norm() <= 2**-7 * router_gradient.double().norm()
+
+
+def test_parameters_can_be_sharded_by_fsdp(two_ranks):
+    problem = make_problem()
+    expected, router_gradient = layer_step(problem.x.detach(), problem.dy, layer_weights())
+    expected = {"gate_up": expected["dgate_up"], "down": expected["ddown"], "router.weight": router_gradient}
+    for name, gradient in two_ranks[0]["fsdp"].items():
+        assert torch.equal(gradient, two_ranks[1]["fsdp"][name])
+        # FSDP takes the mean of the ranks' gradients, in bf16: two roundings.
+        limit = 2**-7 * expected[name].double().norm()
+        assert (NUM_RANKS * gradient.double() - expected[name].double()).norm() <= limit, name
+
+
+def test_no_context_is_left(two_ranks):
+    assert [found["kept calls"] for found in two_ranks] == [0, 0]
+
+
+# ---- Errors ----------------------------------------------------------------------------------------------
+
+
+def message_of(function):
+    try:
+        function()
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+def refusals(rank):
+    problem = part_of(make_problem(), SPLITS["even"], rank)
+    inputs = {name: getattr(problem, name) for name in ("x", "expert_ids", "weights", "gate_up", "down")}
+
+    def call(**changes):
+        return message_of(lambda: megamoe.moe(**{**inputs, **(changes if rank == 1 else {})}))
+
+    messages = {
+        "dtype": call(x=problem.x.float()),
+        "shape": call(weights=problem.weights[:, :1]),
+        "id": call(expert_ids=torch.full_like(problem.expert_ids, 8)),
+        "slots": call(expert_ids=problem.expert_ids[:, :2], weights=problem.weights[:, :2]),
+        "activation": call(activation="gelu_erf"),
+        "option": call(overlap_comm=False),
+        "capacity": message_of(lambda: megamoe.moe(**inputs, row_capacity=1)),
+    }
+    y = megamoe.moe(problem.x.requires_grad_(), *list(inputs.values())[1:])
+    dy = problem.dy if rank == 0 else problem.dy[:-1]
+    messages["dy"] = message_of(
+        lambda: torch.ops.megamoe.backward(
+            dy,
+            torch.zeros(4, dtype=torch.int64),
+            *[value.detach() for value in inputs.values()],
+            "0",
+            "swiglu",
+            7.0,
+            True,
+            True,
+            0,
+            0,
+        )
+    )
+    y.backward(problem.dy)  # the layer is usable all the same
+    return messages
+
+
+def test_an_error_of_one_rank_is_raised_on_all(tmp_path):
+    rank_0, rank_1 = run_ranks(refusals, NUM_RANKS, tmp_path)
+    for name, message in {
+        "dtype": "x must be bf16, is fp32",
+        "shape": "weights must have shape of expert_ids",
+        "id": "expert_ids[0, 0] is 8, must be -1 or from 0 to 7",
+        "dy": "dy must have shape of x",
+    }.items():
+        assert message in rank_1[name], name
+        assert "rank 1: " + message in rank_0[name], name
+    for name, message in {
+        "slots": "ranks differ in shape.top_k: rank 0 has 3, rank 1 has 2",
+        "activation": "ranks differ in activation.kind",
+        "option": "ranks differ in overlap",
+        "capacity": "its capacity is 1",
+    }.items():
+        assert message in rank_0[name] and message in rank_1[name], name
+
+
+def one_rank_raises(rank):
+    megamoe.init(entry_deadline_s=60)
+    problem = part_of(make_problem(), SPLITS["even"], rank)
+    inputs = [getattr(problem, name) for name in ("x", "expert_ids", "weights", "gate_up", "down")]
+    megamoe.moe(*inputs)
+    if rank == 1:
+        raise KeyError("of the user's program")
+    start = time.monotonic()
+    message = message_of(lambda: megamoe.moe(*inputs))
+    return message, time.monotonic() - start
+
+
+def test_a_rank_that_raises_fails_its_peers_at_once(tmp_path):
+    (message, seconds), traceback = run_ranks(one_rank_raises, NUM_RANKS, tmp_path, failing=[1])
+    assert "of the user's program" in traceback
+    assert "rank 1" in message and seconds < 30, (message, seconds)
+
+
+def one_rank_is_late(rank):
+    megamoe.init(entry_deadline_s=1)
+    problem = part_of(make_problem(), SPLITS["even"], rank)
+    inputs = [getattr(problem, name) for name in ("x", "expert_ids", "weights", "gate_up", "down")]
+    megamoe.moe(*inputs)
+    message = message_of(lambda: megamoe.moe(*inputs)) if rank == 0 else ""
+    dist.barrier()
+    megamoe.init()  # a new communicator
+    return message, megamoe.moe(*inputs)
+
+
+def test_a_missed_deadline_names_the_rank_and_a_new_communicator_works(tmp_path):
+    values = run_ranks(one_rank_is_late, NUM_RANKS, tmp_path)
+    message = values[0][0]
+    assert "1" in message and "megamoe's forward operator" in message, message
+    y = torch.cat([y for _, y in values])
+    assert torch.equal(y, results(megamoe.moe, make_problem())["y"])

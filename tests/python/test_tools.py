@@ -1,0 +1,181 @@
+"""The command line, the pictures, the training example and the wheel."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import torch
+from megamoe import __main__ as command
+from megamoe import _library, plot
+from ranks import run_ranks
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def test_info_says_what_can_run_and_why_not():
+    text = command.info()
+    assert "backend cpu: ready" in text and f"PyTorch {torch.__version__}" in text
+    assert "backend cuda: " in text
+
+
+def test_a_package_without_operators_says_what_is_missing(monkeypatch):
+    monkeypatch.setattr(_library, "PATH", pathlib.Path("/nowhere/_ops.so"))
+    with pytest.raises(ImportError, match="operators are not at /nowhere/_ops.so. Install the package"):
+        _library.load()
+    monkeypatch.undo()
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    with pytest.raises(ImportError, match="needs PyTorch 2.11 or newer, this is 2.9.1"):
+        _library.load()
+
+
+@pytest.mark.parametrize("document", ["docs/pytorch.md", "README.md"])
+def test_python_in_the_documents_runs(document, capsys):
+    path = ROOT / document
+    if not path.exists():
+        pytest.skip(f"no {document}")
+    for block in re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE):
+        exec(compile(block, document, "exec"), {})
+
+
+# ---- Pictures --------------------------------------------------------------------------------------------
+
+
+def benchmark_record(**changes):
+    record = {
+        "layer": "megamoe",
+        "path": "fused",
+        "mode": "saved",
+        "shape": "qwen3-30b",
+        "tokens_per_rank": 8192,
+        "ranks": 2,
+        "dense_tflops": 770.0,
+        "forward_ms": 2.0,
+        "backward_ms": 4.0,
+        "forward_tflops": 200.0,
+        "backward_tflops": 300.0,
+        "hardware": "a machine",
+        "date": "2026-01-01",
+    }
+    return record | changes
+
+
+def test_benchmark_records_become_bars(tmp_path, capsys):
+    records = [
+        benchmark_record(),
+        benchmark_record(layer="grouped_mm", path=None, forward_ms=5.0),
+        benchmark_record(shape="qwen3-235b"),
+    ]
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps(records))
+    figure = plot.draw_benchmarks(records)
+    heights = sorted(patch.get_height() for patch in figure.axes[0].patches)
+    assert heights == [2.0, 2.0, 5.0]
+    assert plot.main([str(file), "--output", str(tmp_path)]) == 0
+    for name in ("results.png", "results.svg"):
+        assert (tmp_path / name).stat().st_size > 5000
+
+
+def test_training_logs_become_a_curve(tmp_path):
+    file = tmp_path / "log.jsonl"
+    file.write_text(
+        "\n".join(json.dumps({"step": step, "loss": 5 - step}) for step in range(4)) + '\n{"held_out_loss": 2.5}\n'
+    )
+    curve = plot.draw_losses({"log": plot.load(file)}).axes[0].lines[0]
+    assert list(curve.get_ydata()) == [5, 4, 3, 2]
+    assert plot.main([str(file), "--output", str(tmp_path)]) == 0
+    assert (tmp_path / "loss.png").exists() and (tmp_path / "loss.svg").exists()
+
+
+@pytest.mark.parametrize(
+    "content, message", [("", "has no records"), ("[{]", "neither"), ('[{"shape": "x"}]', "'layer'")]
+)
+def test_other_files_are_refused(tmp_path, capsys, content, message):
+    file = tmp_path / "other.json"
+    file.write_text(content)
+    assert plot.main([str(file), "--output", str(tmp_path)]) == 1
+    assert message in capsys.readouterr().err
+
+
+# ---- Training example ------------------------------------------------------------------------------------
+
+
+def example():
+    spec = importlib.util.spec_from_file_location("train_qwen3_moe", ROOT / "examples/train_qwen3_moe.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def train(folder, *arguments):
+    text = folder / "text"
+    if not text.exists():
+        text.write_bytes((ROOT / "LICENSE").read_bytes())
+    module = example()
+    fixed = ["--text", str(text), "--layers", "1", "--batch", "4", "--sequence", "32"]
+    return module.train(module.parse([*fixed, *map(str, arguments)]))
+
+
+def losses(records):
+    return [record["loss"] for record in records]
+
+
+def test_the_example_learns_and_resumes_where_it_stopped(tmp_path):
+    records = train(tmp_path, "--steps", 8, "--log", tmp_path / "log.jsonl")
+    assert losses(records)[-1] < losses(records)[0] - 0.5
+    assert all(0 < record["moe_share"] < 1 and record["tokens_per_s"] > 0 for record in records)
+    assert [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()] == records
+
+    checkpoint = ["--checkpoint", tmp_path / "checkpoint"]
+    first = train(tmp_path, "--steps", 5, *checkpoint)
+    rest = train(tmp_path, "--steps", 8, *checkpoint, "--resume")
+    assert losses(first + rest) == losses(records)
+
+    other = train(tmp_path, "--steps", 8, "--experts", "grouped_mm")
+    assert losses(other) == pytest.approx(losses(records), rel=0.02)
+
+
+def train_on_rank(rank, folder):
+    return losses(train(folder, "--steps", 4))
+
+
+def test_the_example_on_two_ranks_takes_the_same_steps(tmp_path):
+    train(tmp_path, "--steps", 0)  # writes the text
+    both = run_ranks(train_on_rank, 2, tmp_path, tmp_path)
+    assert both[0] == both[1]
+    assert both[0] == pytest.approx(losses(train(tmp_path, "--steps", 4)), rel=0.02)
+
+
+# ---- Wheel -----------------------------------------------------------------------------------------------
+
+
+def test_the_wheel_holds_the_package_and_works(tmp_path):
+    def run(*arguments, **environment):
+        clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        result = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env=clean | environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert result.returncode == 0, result.stdout
+        return result.stdout
+
+    # Without isolation: nothing is downloaded.
+    run("-m", "pip", "wheel", str(ROOT), "--no-deps", "--no-build-isolation", "--wheel-dir", ".")
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.startswith("megamoe-") and "-py3-none-linux" in wheel.name
+    sources = {f"megamoe/{path.name}" for path in (ROOT / "python/megamoe").glob("*.py")}
+    with zipfile.ZipFile(wheel) as archive:
+        package = {name for name in archive.namelist() if name.startswith("megamoe/")}
+    assert package == sources | {"megamoe/_ops.so", "megamoe/py.typed"}
+    run("-m", "pip", "install", "--no-deps", "--no-index", "--target", "site", wheel.name)
+    site = str(tmp_path / "site")
+    assert f"operators: {site}" in run("-m", "megamoe", "info", PYTHONPATH=site)
