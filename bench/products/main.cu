@@ -117,6 +117,8 @@ int run(const Arguments& arguments) {
       for (const products::Sharing sharing : product.sharings) {
         products::LaunchOptions options;
         options.sharing = sharing;
+        options.expected_group_rows =
+            static_cast<int>(rows.total / static_cast<std::int64_t>(rows.count.size()));
         data.poison_outputs();
         product.launch(data, options);
         const double error = product.sampled_error(data);

@@ -21,8 +21,9 @@ struct SwiGlu {
   MEGAMOE_HOST_DEVICE float value(float g, float u) const { return g * sigmoid(g) * u; }
   MEGAMOE_HOST_DEVICE GateUpGradient gradient(float g, float u, float da) const {
     const float s = sigmoid(g);
-    const float derivative = s * (1.0F + g * (1.0F - s));
-    return {da * u * derivative, da * (g * s)};
+    const float act = g * s;
+    const float derivative = s + act * (1.0F - s);
+    return {da * u * derivative, da * act};
   }
   MEGAMOE_HOST_DEVICE static float sigmoid(float g) {
 #if defined(__CUDA_ARCH__)

@@ -86,13 +86,6 @@ struct StepAddresses {
   std::uint32_t weighted;  ///< w a
   std::uint32_t weights;   ///< this lane's pair of row weights
   std::uint32_t sums;      ///< this lane's row of its warp's dw sums
-
-  __device__ void advance(int num_steps) {
-    stage += num_steps * kStepBytes;
-    weighted += num_steps * kStepBytes;
-    weights += num_steps * (kRowsPerStep * 4);
-    sums += num_steps * (kRowsPerStep * 4);
-  }
 };
 
 /// What eight rows need from shared memory. The next step's travel while this one is computed: one
@@ -112,59 +105,45 @@ struct StepInputs {
   }
 };
 
-inline constexpr int kStepsPerPass = 8;
-inline constexpr int kPasses = kTileRows / kRowsPerStep / kStepsPerPass;
-
-/// All rows of one gradient stage. Loads beyond the tile's rows read stale shared memory and are
-/// not used. Consumes `p`: after eight steps the next 32 accumulators move to the front, so that
-/// the code of eight steps, 17 KB, serves all.
+/// The rows of one gradient stage. `p` holds their accumulators in front. Loads beyond the last row
+/// read stale shared memory and are not used.
 template <class Activation>
-__device__ inline void write_gradient_stage(float (&p)[kAccumulators], int num_units, int rows_left,
-                                            StepAddresses at, const Activation& activation) {
-  int steps_left = num_units * (schedule::kRowsPerUnit / kRowsPerStep);
+__device__ inline void write_gradient_part(const float* p, int num_units, int num_rows,
+                                           const StepAddresses& at, const Activation& activation) {
+  const int num_steps = num_units * (schedule::kRowsPerUnit / kRowsPerStep);
   StepInputs inputs[2];
   inputs[0].load(at, 0);
-#pragma unroll 1
-  while (true) {
 #pragma unroll
-    for (int step = 0; step < kStepsPerPass; ++step) {
-      if (step >= steps_left) break;
-      inputs[(step + 1) % 2].load(at, step + 1);
-      const StepInputs& in = inputs[step % 2];
-      StepGradients out = step_gradients(&p[step * 4], in.g, in.u, in.weights, activation);
-      if (rows_left - step * kRowsPerStep < kRowsPerStep)
-        mask_step(out, rows_left - step * kRowsPerStep);
-      device::store_two_blocks_transposed(at.stage + step * kStepBytes, out.dg);
-      device::store_two_blocks_transposed(at.stage + kUpBytes + step * kStepBytes, out.du);
-      device::store_two_blocks_transposed(at.weighted + step * kStepBytes, out.wa);
-      const float sum = sum_over_channels(out.dw);
-      if ((device::lane_idx() & 12) == 0) {
-        asm volatile("st.shared.f32 [%0], %1;" ::"r"(at.sums + step * (kRowsPerStep * 4)), "f"(sum)
-                     : "memory");
-      }
+  for (int step = 0; step < kHalfRows / kRowsPerStep; ++step) {
+    if (step >= num_steps) break;
+    inputs[(step + 1) % 2].load(at, step + 1);
+    const StepInputs& in = inputs[step % 2];
+    StepGradients out = step_gradients(&p[step * 4], in.g, in.u, in.weights, activation);
+    const int rows_left = num_rows - step * kRowsPerStep;
+    if (rows_left < kRowsPerStep) mask_step(out, rows_left);
+    device::store_two_blocks_transposed(at.stage + step * kStepBytes, out.dg);
+    device::store_two_blocks_transposed(at.stage + kUpBytes + step * kStepBytes, out.du);
+    device::store_two_blocks_transposed(at.weighted + step * kStepBytes, out.wa);
+    const float sum = sum_over_channels(out.dw);
+    if ((device::lane_idx() & 12) == 0) {
+      asm volatile("st.shared.f32 [%0], %1;" ::"r"(at.sums + step * (kRowsPerStep * 4)), "f"(sum)
+                   : "memory");
     }
-    steps_left -= kStepsPerPass;
-    if (steps_left <= 0) break;
-    rows_left -= kStepsPerPass * kRowsPerStep;
-    at.advance(kStepsPerPass);
-#pragma unroll
-    for (int i = 0; i < kAccumulators - kStepsPerPass * 4; ++i) p[i] = p[i + kStepsPerPass * 4];
   }
 }
 
-/// dw's sum over the stage's 64 channels: the four warps' sums, in order.
+/// dw's sums over the 64 channels of one part: the four warps' sums, in order.
 __device__ inline void write_dw_segment(const GateUpGradientParams& params, const GroupedTile& tile,
-                                        int channel,
+                                        const GradientPart& part,
                                         const float (&warp_sums)[kWarpsPerWarpgroup][kTileRows]) {
-  if (channel >= params.num_channels) return;
+  if (part.channel >= params.num_channels) return;
   float* segment =
-      params.dw_segments + channel / kBlockChannels * params.row_capacity + tile.first_row;
-  const int num_rows = min(tile.num_rows, tile.num_units * schedule::kRowsPerUnit);
-  for (int row = static_cast<int>(threadIdx.x) % device::kWarpgroupSize; row < num_rows;
-       row += device::kWarpgroupSize) {
-    segment[row] =
-        ((warp_sums[0][row] + warp_sums[1][row]) + warp_sums[2][row]) + warp_sums[3][row];
-  }
+      params.dw_segments + part.channel / kBlockChannels * params.row_capacity + tile.first_row;
+  const int end = min(tile.num_rows, part.first_row + part.num_units * schedule::kRowsPerUnit);
+  const int row = part.first_row + static_cast<int>(threadIdx.x) % device::kWarpgroupSize;
+  if (row >= end) return;
+  segment[row] = ((warp_sums[0][row] + warp_sums[1][row]) + warp_sums[2][row]) + warp_sums[3][row];
 }
+static_assert(kHalfRows <= device::kWarpgroupSize);
 
 }  // namespace megamoe::products

@@ -45,7 +45,7 @@ void multiply_gate_up_gradient(const GroupedRows& rows, const ConstTensorView& d
   params.row_weights = row_weights;
   params.dw_segments = outputs.dw_segments;
   params.row_capacity = num_rows;
-  const Sharing sharing = choose_sharing(options.sharing, params.num_channel_tiles);
+  const Sharing sharing = choose_sharing(options, params.num_channel_tiles);
   params.down =
       weight_map_channel_major(down_eHI, sharing == Sharing::rows ? kBlockK : kBlockK / 2, "down");
   params.dy = input_maps(dy_NH, sharing, "dy");

@@ -38,13 +38,12 @@ __device__ inline void gate_up_gradient_math_role(const GateUpGradientParams& pa
   const std::uint32_t sums =
       device::shared_address(&storage.dw_warp_sums[warpgroup][warp][lane_row]);
   GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank);
-  PieceWriter<PieceOrder::warpgroups_alternate, kBlocksPerWarpgroup> writer(shared, warpgroup);
+  PieceWriter<WeightedPieces> writer(shared, warpgroup);
   StageRing ring;
   GroupedTile tile;
   while (walk.next(tile)) {
     Accumulators acc;
-#pragma unroll
-    for (int i = 0; i < kAccumulators; ++i) acc[0][i] = acc[1][i] = 0.0F;
+    device::forget_accumulators(acc);
     if (kShared == Shared::channels && tile.num_units == 0) {
       skip_tile(barriers, ring, params.num_k_blocks + kGradientStages);
       continue;
@@ -52,32 +51,32 @@ __device__ inline void gate_up_gradient_math_role(const GateUpGradientParams& pa
     // dx reads its weights in the same layout.
     multiply_units<operand_layout<RowProduct::dx, kShared>(), kAllUnits>(
         tile.num_units, acc, stages, warpgroup, barriers, ring, params.num_k_blocks);
-    // Rolled, with the block's accumulators moved to the front: unrolled, this was 200 KB of code
-    // that ran once a tile, and the instruction cache made it ten times as slow as its arithmetic
-    // (measured, docs/perf_log.md).
-#pragma unroll 1
-    for (int gradient_stage = 0; gradient_stage < kGradientStages; ++gradient_stage) {
-      // Both warpgroups wait for every stage: a parity wait that skipped one would take the phase
-      // before for the next.
-      device::wait(barriers.filled + ring.slot * 8U, ring.parity);
-      if (gradient_stage % kNumMathWarpgroups == warpgroup) {
-        const int block = gradient_stage / kNumMathWarpgroups;
-        const std::uint32_t weighted = writer.begin(block);
-        sync_warpgroup(warpgroup);
-        const std::uint32_t stage = stages + ring.slot * kStageBytes;
-        write_gradient_stage(acc[0], tile.num_units, tile.num_rows,
-                             {stage + writer.lane_offset(), weighted,
-                              stage + kRowWeightBytes + device::lane_idx() % 4 * 8, sums},
-                             activation);
-        writer.end(block);
-        if (device::lane_idx() == 0) device::arrive(written + gradient_stage * 8U);
-        sync_warpgroup(warpgroup);
-        write_dw_segment(params, tile, gradient_stage_channel(tile.channel_tile, gradient_stage),
-                         storage.dw_warp_sums[warpgroup]);
+    // Unrolled, 90 KB of code that both warpgroups run side by side. With code of its own for each
+    // warpgroup it was 200 KB, and the instruction cache made it several times as slow; rolled,
+    // moving accumulators to the front, it spilled (docs/perf_log.md).
 #pragma unroll
-        for (int i = 0; i < kAccumulators; ++i) acc[0][i] = acc[1][i];
+    for (int block = 0; block < kBlocksPerWarpgroup; ++block) {
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        const int gradient_stage = block * kHalves + half;
+        const GradientPart part =
+            gradient_part(tile.channel_tile, tile.num_units, warpgroup, gradient_stage);
+        const std::uint32_t stage = stages + ring.slot * kStageBytes;
+        device::wait(barriers.filled + ring.slot * 8U, ring.parity);
+        const std::uint32_t weighted = writer.begin(gradient_stage);
+        write_gradient_part(
+            &acc[block][half * kHalfRows / 2], part.num_units, tile.num_rows - part.first_row,
+            {stage + warpgroup * kWarpgroupPartBytes + writer.lane_offset(), weighted,
+             stage + kRowWeightBytes + device::lane_idx() % 4 * 8, sums + part.first_row * 4},
+            activation);
+        writer.end(gradient_stage);
+        if (device::lane_idx() == 0) device::arrive(written + gradient_stage * 8U);
+        // One barrier a part: the halves' sums lie apart, and the other half's barrier lies between
+        // two uses of the same place.
+        sync_warpgroup(warpgroup);
+        write_dw_segment(params, tile, part, storage.dw_warp_sums[warpgroup]);
+        ring.advance();
       }
-      ring.advance();
     }
   }
 }
@@ -94,7 +93,8 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
 
   if (warp == 0 && device::elect_one()) {
     for (std::uint64_t& barrier : storage.gradients_written) {
-      device::init_barrier(device::shared_address(&barrier), kWarpsPerWarpgroup);
+      device::init_barrier(device::shared_address(&barrier),
+                           kNumMathWarpgroups * kWarpsPerWarpgroup);
     }
     init_barriers(shared.barriers);
   }

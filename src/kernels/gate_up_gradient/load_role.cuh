@@ -30,6 +30,28 @@ __device__ inline void load_product_stage(const GateUpGradientParams& params,
   }
 }
 
+/// g, u and the rows' weights of one gradient stage.
+__device__ inline void load_gradient_stage(const GateUpGradientParams& params,
+                                           const GroupedTile& tile, int gradient_stage,
+                                           std::uint32_t stage, std::uint32_t filled) {
+  const GradientPart part = gradient_part(tile.channel_tile, tile.num_units, 0, gradient_stage);
+  const std::uint32_t weight_bytes = part.num_units * (schedule::kRowsPerUnit * sizeof(float));
+  const std::uint32_t part_bytes = 2 * part.num_units * kUnitBytes;
+  device::arrive_expecting(filled, kNumMathWarpgroups * part_bytes + weight_bytes);
+  if (part.num_units == 0) return;
+  const int row = tile.first_row + part.first_row;
+  const CUtensorMap* g = &params.g.by_units[part.num_units - 1];
+  const CUtensorMap* u = &params.u.by_units[part.num_units - 1];
+#pragma unroll
+  for (int warpgroup = 0; warpgroup < kNumMathWarpgroups; ++warpgroup) {
+    const int channel = part.channel + warpgroup * kBlocksPerWarpgroup * kBlockChannels;
+    const std::uint32_t shared = stage + warpgroup * kWarpgroupPartBytes;
+    device::load_tile(shared, g, filled, channel, row);
+    device::load_tile(shared + kUpBytes, u, filled, channel, row);
+  }
+  device::load_bytes(stage + kRowWeightBytes, params.row_weights + row, weight_bytes, filled);
+}
+
 template <Shared kShared>
 __device__ inline void gate_up_gradient_load_role(const GateUpGradientParams& params,
                                                   SharedStorage& shared, int cta_rank) {
@@ -40,28 +62,19 @@ __device__ inline void gate_up_gradient_load_role(const GateUpGradientParams& pa
   StageRing ring;
   GroupedTile tile;
   while (walk.next(tile)) {
-    const std::uint32_t row_bytes = tile.num_units * kUnitBytes;
-    const std::uint32_t weight_bytes = tile.num_units * (schedule::kRowsPerUnit * sizeof(float));
+    const std::uint32_t stage_bytes = kChannelBytes + tile.num_units * kUnitBytes;
     for (int k_block = 0; k_block < params.num_k_blocks; ++k_block) {
       device::wait(free + ring.slot * 8U, ring.parity ^ 1U);
-      device::arrive_expecting(filled + ring.slot * 8U, kChannelBytes + row_bytes);
+      device::arrive_expecting(filled + ring.slot * 8U, stage_bytes);
       load_product_stage<kShared>(params, tile, k_block, cta_rank, stages + ring.slot * kStageBytes,
                                   filled + ring.slot * 8U);
       ring.advance();
     }
+#pragma unroll 1
     for (int gradient_stage = 0; gradient_stage < kGradientStages; ++gradient_stage) {
-      const std::uint32_t stage = stages + ring.slot * kStageBytes;
       device::wait(free + ring.slot * 8U, ring.parity ^ 1U);
-      device::arrive_expecting(filled + ring.slot * 8U, 2 * row_bytes + weight_bytes);
-      if (tile.num_units > 0) {
-        const int channel = gradient_stage_channel(tile.channel_tile, gradient_stage);
-        device::load_tile(stage, &params.g.by_units[tile.num_units - 1], filled + ring.slot * 8U,
-                          channel, tile.first_row);
-        device::load_tile(stage + kUpBytes, &params.u.by_units[tile.num_units - 1],
-                          filled + ring.slot * 8U, channel, tile.first_row);
-        device::load_bytes(stage + kRowWeightBytes, params.row_weights + tile.first_row,
-                           weight_bytes, filled + ring.slot * 8U);
-      }
+      load_gradient_stage(params, tile, gradient_stage, stages + ring.slot * kStageBytes,
+                          filled + ring.slot * 8U);
       ring.advance();
     }
   }

@@ -32,15 +32,24 @@ __device__ inline void store_gradients_role(const GateUpGradientParams& params,
       slot = (slot + kGradientStages) % kNumStages;
       continue;
     }
+#pragma unroll 1
     for (int gradient_stage = 0; gradient_stage < kGradientStages; ++gradient_stage) {
-      const int channel = gradient_stage_channel(tile.channel_tile, gradient_stage);
-      const std::uint32_t stage = stages + slot * kStageBytes;
       device::wait(written + gradient_stage * 8U, parity);
-      device::store_tile(&params.dg.by_units[tile.num_units - 1], stage, channel, tile.first_row);
-      device::store_tile(&params.du.by_units[tile.num_units - 1], stage + kUpBytes, channel,
-                         tile.first_row);
-      device::commit_stores();
-      device::wait_stores_read<0>();
+      const GradientPart part = gradient_part(tile.channel_tile, tile.num_units, 0, gradient_stage);
+      if (part.num_units > 0) {
+        const CUtensorMap* dg = &params.dg.by_units[part.num_units - 1];
+        const CUtensorMap* du = &params.du.by_units[part.num_units - 1];
+        const int row = tile.first_row + part.first_row;
+#pragma unroll
+        for (int warpgroup = 0; warpgroup < kNumMathWarpgroups; ++warpgroup) {
+          const int channel = part.channel + warpgroup * kBlocksPerWarpgroup * kBlockChannels;
+          const std::uint32_t from = stages + slot * kStageBytes + warpgroup * kWarpgroupPartBytes;
+          device::store_tile(dg, from, channel, row);
+          device::store_tile(du, from + kUpBytes, channel, row);
+        }
+        device::commit_stores();
+        device::wait_stores_read<0>();
+      }
       for (const std::uint32_t barrier : free_there) {
         device::arrive_reads_over(barrier + slot * 8U, kNumMathWarpgroups * kWarpsPerWarpgroup);
       }
@@ -51,21 +60,20 @@ __device__ inline void store_gradients_role(const GateUpGradientParams& params,
   device::wait_stores_complete<0>();
 }
 
-/// w a: each slot carries the pieces of one warpgroup.
 template <Shared kShared>
 __device__ inline void store_weighted_role(const GateUpGradientParams& params,
                                            SharedStorage& shared, int cta_rank, int slot_idx) {
   GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank);
-  SlotStores<PieceNumbering<PieceOrder::warpgroups_alternate, kBlocksPerWarpgroup>> stores(
-      shared, slot_idx);
+  SlotStores<WeightedPieces> stores(shared, slot_idx);
   GroupedTile tile;
   while (walk.next(tile)) {
     if (tile.num_units == 0) continue;
-    stores.store_tile_pieces([&](int warpgroup, int piece, std::uint32_t slot) {
-      device::store_tile(
-          &params.wa.by_units[tile.num_units - 1], slot,
-          gradient_stage_channel(tile.channel_tile, piece * kNumMathWarpgroups + warpgroup),
-          tile.first_row);
+    stores.store_tile_pieces([&](int warpgroup, int gradient_stage, std::uint32_t slot) {
+      const GradientPart part =
+          gradient_part(tile.channel_tile, tile.num_units, warpgroup, gradient_stage);
+      if (part.num_units == 0) return;
+      device::store_tile(&params.wa.by_units[part.num_units - 1], slot, part.channel,
+                         tile.first_row + part.first_row);
     });
   }
   device::wait_stores_complete<0>();

@@ -12,11 +12,9 @@
 namespace megamoe::products {
 
 /// Writes 64-channel pieces into the slots, in the order in which the store warps expect them.
-template <PieceOrder kOrder, int kPiecesPerWarpgroup>
+template <class Pieces>
 class PieceWriter {
  public:
-  using Pieces = PieceNumbering<kOrder, kPiecesPerWarpgroup>;
-
   __device__ PieceWriter(SharedStorage& shared, int warpgroup)
       : slots_(device::shared_address(shared.slots)),
         filled_(device::shared_address(shared.barriers.slot_filled)),
@@ -31,7 +29,7 @@ class PieceWriter {
         device::swizzled_offset(row, static_cast<std::uint32_t>(warp * 2 + ((lane >> 3) & 1)));
     // The first writer of a slot needs no grant: it waits for the phase before the first, which
     // counts as completed.
-    for (int slot = 0; slot < kNumSlots; ++slot) {
+    for (int slot = 0; slot < Pieces::kNumSlots; ++slot) {
       if (Pieces::warpgroup_of(slot) == warpgroup) parities_ |= 1U << slot;
     }
   }
@@ -41,7 +39,7 @@ class PieceWriter {
     const std::uint32_t slot = slot_of(piece);
     device::wait(granted_ + slot * 8U, parities_ >> slot & 1U);
     parities_ ^= 1U << slot;
-    return slots_ + slot * kSlotBytes;
+    return slots_ + slot * Pieces::kSlotBytes;
   }
   /// The same, with this lane's offset in the matrix stores of unit 0.
   __device__ std::uint32_t begin(int piece) { return begin_slot(piece) + lane_offset_; }
@@ -55,7 +53,7 @@ class PieceWriter {
 
  private:
   [[nodiscard]] __device__ std::uint32_t slot_of(int piece) const {
-    return static_cast<std::uint32_t>(Pieces::number_of(warpgroup_, piece)) % kNumSlots;
+    return static_cast<std::uint32_t>(Pieces::number_of(warpgroup_, piece)) % Pieces::kNumSlots;
   }
 
   std::uint32_t slots_;

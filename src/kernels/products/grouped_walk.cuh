@@ -13,15 +13,6 @@
 
 namespace megamoe::products {
 
-/// One CTA's part of a cluster's tile.
-struct GroupedTile {
-  int group;
-  int channel_tile;  ///< in CTA tiles
-  int first_row;     ///< in the row buffers
-  int num_rows;      ///< rows of the group from first_row on (may exceed the tile)
-  int num_units;     ///< 0: this CTA has no rows, but still shares its channels
-};
-
 template <Shared kShared>
 __device__ inline int num_group_row_tiles(int num_rows) {
   return schedule::num_unit_tiles(schedule::num_row_units(num_rows), schedule::kMaxUnitsPerTile,

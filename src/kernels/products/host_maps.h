@@ -20,7 +20,7 @@ RowMaps input_maps(const ConstTensorView& rows, Sharing sharing, const char* nam
 /// Row outputs, and row inputs of an epilogue: 64 columns of a whole tile.
 RowMaps whole_tile_maps(const ConstTensorView& rows, const char* name);
 
-/// The heuristic behind Sharing::automatic.
-Sharing choose_sharing(Sharing wanted, int num_channel_tiles);
+/// The heuristic behind Sharing::automatic, for the products over grouped rows.
+Sharing choose_sharing(const LaunchOptions& options, int num_channel_tiles);
 
 }  // namespace megamoe::products

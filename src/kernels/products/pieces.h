@@ -1,4 +1,5 @@
-// How the output pieces of a tile are numbered; piece q goes through slot q % 2.
+// How the output pieces of a tile are numbered; piece q goes through slot q % kNumSlots and is
+// stored by store warp q % 2.
 #pragma once
 
 #include "kernels/products/tile_shape.h"
@@ -11,10 +12,13 @@ enum class PieceOrder {
   warpgroups_alternate,   ///< each warpgroup has a slot
 };
 
-template <PieceOrder kOrder, int kPiecesPerWarpgroup>
+template <PieceOrder kOrder, int kPiecesPerWarpgroup, int kSlots = kNumStoreWarps>
 struct PieceNumbering {
+  static constexpr int kNumSlots = kSlots;
+  static constexpr std::uint32_t kSlotBytes = kAllSlotBytes / kSlots;
   static constexpr int kPerTile = kNumMathWarpgroups * kPiecesPerWarpgroup;
-  static_assert(kPerTile % kNumSlots == 0, "a slot must hold the same pieces of every tile");
+  static_assert(kSlots <= kMaxSlots && kSlots % kNumStoreWarps == 0);
+  static_assert(kPerTile % kSlots == 0, "a slot must hold the same pieces of every tile");
 
   MEGAMOE_HOST_DEVICE static constexpr int number_of(int warpgroup, int piece) {
     return kOrder == PieceOrder::warpgroups_alternate ? piece * kNumMathWarpgroups + warpgroup

@@ -30,6 +30,7 @@ struct LaunchOptions {
   cudaStream_t stream = nullptr;
   int num_sms = 0;  ///< 0: all of the device
   Sharing sharing = Sharing::automatic;
+  int expected_group_rows = 0;  ///< a hint for `automatic`, rows an expert on average; 0: unknown
 };
 
 /// o[N, H] = a[N, I] down[e, H, I]^T.

@@ -36,6 +36,15 @@ struct GroupedRowsArgs {
   std::int32_t num_groups;
 };
 
+/// One CTA's part of a cluster's tile.
+struct GroupedTile {
+  int group;
+  int channel_tile;  ///< in CTA tiles
+  int first_row;     ///< in the row buffers
+  int num_rows;      ///< rows of the group from first_row on (may exceed the tile)
+  int num_units;     ///< 0: this CTA has no rows, but still shares its channels
+};
+
 struct RowProductParams {
   CUtensorMap weights[kMaxSources];  ///< gate_up: gate, up. dx: gate, up. down: down
   RowMaps row_inputs[kMaxSources];   ///< dx: dg, du. others: x or a

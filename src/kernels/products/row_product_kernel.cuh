@@ -22,7 +22,7 @@ __device__ inline void math_role(const RowProductParams& params, const Activatio
   const std::uint32_t stages = device::shared_address(shared.stages);
   const StageBarriers barriers(shared.barriers);
   GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank);
-  PieceWriter<PieceOrder::first_warpgroup_first, kNumPieces<kProduct>> writer(shared, warpgroup);
+  PieceWriter<Pieces<kProduct>> writer(shared, warpgroup);
   StageRing ring;
   GroupedTile tile;
   while (walk.next(tile)) {

@@ -25,7 +25,7 @@ void multiply_down(const GroupedRows& rows, const ConstTensorView& a_NI,
   params.num_channel_tiles = ceil_div(hidden, kTileChannels);
   params.num_k_blocks = static_cast<int>(intermediate / kBlockK);
   params.num_k_blocks_a_source = params.num_k_blocks;
-  const Sharing sharing = choose_sharing(options.sharing, params.num_channel_tiles);
+  const Sharing sharing = choose_sharing(options, params.num_channel_tiles);
   params.weights[0] = weight_map_k_major(
       down_eHI, sharing == Sharing::rows ? kTileChannels : kTileChannels / 2, "down");
   params.row_inputs[0] = input_maps(a_NI, sharing, "a");
@@ -59,7 +59,7 @@ void multiply_gate_up(const GroupedRows& rows, const ConstTensorView& x_NH,
   params.num_channel_tiles = ceil_div(intermediate, kTileChannels / 2);
   params.num_k_blocks = static_cast<int>(hidden / kBlockK);
   params.num_k_blocks_a_source = params.num_k_blocks;
-  const Sharing sharing = choose_sharing(options.sharing, params.num_channel_tiles);
+  const Sharing sharing = choose_sharing(options, params.num_channel_tiles);
   params.weights[0] = weight_map_k_major(gate_eIH, kTileChannels / 2, "gate");
   params.weights[1] = weight_map_k_major(up_eIH, kTileChannels / 2, "up");
   params.row_inputs[0] = input_maps(x_NH, sharing, "x");
@@ -98,7 +98,7 @@ void multiply_dx(const GroupedRows& rows, const ConstTensorView& dg_NI,
   params.num_channel_tiles = ceil_div(hidden, kTileChannels);
   params.num_k_blocks = static_cast<int>(2 * intermediate / kBlockK);
   params.num_k_blocks_a_source = static_cast<int>(intermediate / kBlockK);
-  const Sharing sharing = choose_sharing(options.sharing, params.num_channel_tiles);
+  const Sharing sharing = choose_sharing(options, params.num_channel_tiles);
   const int box_k = sharing == Sharing::rows ? kBlockK : kBlockK / 2;
   params.weights[0] = weight_map_channel_major(gate_eIH, box_k, "gate");
   params.weights[1] = weight_map_channel_major(up_eIH, box_k, "up");

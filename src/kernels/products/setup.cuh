@@ -12,7 +12,7 @@ __device__ inline void init_barriers(Barriers& barriers) {
     device::init_barrier(device::shared_address(&barriers.stage_filled[stage]), 1);
     device::init_barrier(device::shared_address(&barriers.stage_free[stage]), kStageFreeArrivals);
   }
-  for (int slot = 0; slot < kNumSlots; ++slot) {
+  for (int slot = 0; slot < kMaxSlots; ++slot) {
     device::init_barrier(device::shared_address(&barriers.slot_filled[slot]), kWarpsPerWarpgroup);
     for (auto& granted : barriers.slot_granted)
       device::init_barrier(device::shared_address(&granted[slot]), 1);

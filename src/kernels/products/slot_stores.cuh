@@ -15,30 +15,31 @@ namespace megamoe::products {
 template <class Pieces>
 class SlotStores {
  public:
-  __device__ SlotStores(SharedStorage& shared, int slot_idx)
-      : slot_(device::shared_address(shared.slots[slot_idx])),
-        filled_(device::shared_address(&shared.barriers.slot_filled[slot_idx])),
-        slot_idx_(slot_idx),
+  __device__ SlotStores(SharedStorage& shared, int store_warp)
+      : slots_(device::shared_address(shared.slots)),
+        store_warp_(store_warp),
         barriers_(shared.barriers) {}
 
   template <class Store>
   __device__ void store_tile_pieces(const Store& store) {
-    for (int number = slot_idx_; number < Pieces::kPerTile; number += kNumSlots) {
-      device::wait(filled_, parity_);
-      parity_ ^= 1U;
-      store(Pieces::warpgroup_of(number), Pieces::piece_of(number), slot_);
+#pragma unroll 1
+    for (int number = store_warp_; number < Pieces::kPerTile; number += kNumStoreWarps) {
+      const int slot = number % Pieces::kNumSlots;
+      device::wait(device::shared_address(&barriers_.slot_filled[slot]), parities_ >> slot & 1U);
+      parities_ ^= 1U << slot;
+      store(Pieces::warpgroup_of(number), Pieces::piece_of(number),
+            slots_ + slot * Pieces::kSlotBytes);
       device::commit_stores();
       device::wait_stores_read<0>();
-      device::arrive(device::shared_address(
-          &barriers_.slot_granted[Pieces::next_warpgroup_of(number)][slot_idx_]));
+      device::arrive(
+          device::shared_address(&barriers_.slot_granted[Pieces::next_warpgroup_of(number)][slot]));
     }
   }
 
  private:
-  std::uint32_t slot_;
-  std::uint32_t filled_;
-  int slot_idx_;
-  std::uint32_t parity_ = 0;
+  std::uint32_t slots_;
+  int store_warp_;
+  std::uint32_t parities_ = 0;
   Barriers& barriers_;
 };
 

@@ -33,9 +33,11 @@ inline constexpr std::uint32_t kRowBytes = kTileRows * kBlockK * 2;
 inline constexpr std::uint32_t kStageBytes = kChannelBytes + kRowBytes;
 inline constexpr std::uint32_t kUnitBytes = schedule::kRowsPerUnit * kBlockK * 2;
 
-/// One output piece: 64 channels of every row of the tile, bf16.
-inline constexpr int kNumSlots = 2;
-inline constexpr std::uint32_t kSlotBytes = kBlockChannels * kTileRows * 2;
+/// Shared memory for output pieces: two of 64 channels of every row of the tile, bf16.
+inline constexpr std::uint32_t kPieceBytes = kBlockChannels * kTileRows * 2;
+inline constexpr std::uint32_t kAllSlotBytes = 2 * kPieceBytes;
+inline constexpr int kNumStoreWarps = 2;
+inline constexpr int kMaxSlots = 4;
 
 inline constexpr int kMaxGroups = 512;
 
@@ -52,16 +54,16 @@ enum class Shared { rows, channels };
 struct Barriers {
   std::uint64_t stage_filled[kNumStages];  ///< both operands of the stage arrived
   std::uint64_t stage_free[kNumStages];  ///< all math warps of the cluster are done with the stage
-  std::uint64_t slot_filled[kNumSlots];  ///< a math warpgroup wrote a piece
+  std::uint64_t slot_filled[kMaxSlots];  ///< a math warpgroup wrote a piece
   /// The copy engine has read the slot's last piece, and the next one is this warpgroup's to write.
   /// One barrier for each writer: a parity wait is only right for a thread that has waited for
   /// every phase of its barrier.
-  std::uint64_t slot_granted[kNumMathWarpgroups][kNumSlots];
+  std::uint64_t slot_granted[kNumMathWarpgroups][kMaxSlots];
 };
 
 struct SharedStorage {
   alignas(1024) std::uint8_t stages[kNumStages][kStageBytes];
-  alignas(1024) std::uint8_t slots[kNumSlots][kSlotBytes];
+  alignas(1024) std::uint8_t slots[kAllSlotBytes];
   Barriers barriers;
   std::int32_t first_tile[kMaxGroups + 1];
 };

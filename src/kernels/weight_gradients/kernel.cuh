@@ -20,7 +20,7 @@ __device__ inline void gradient_math_role(const WeightGradientParams& params, Sh
   const std::uint32_t stages = device::shared_address(shared.stages);
   const StageBarriers barriers(shared.barriers);
   GradientWalk<kShared> walk(params, cta_rank);
-  PieceWriter<PieceOrder::first_warpgroup_first, kGradientPieces<kType>> writer(shared, warpgroup);
+  PieceWriter<GradientPieces<kType>> writer(shared, warpgroup);
   StageRing ring;
   GradientTile tile;
   while (walk.next(tile)) {

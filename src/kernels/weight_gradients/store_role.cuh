@@ -35,8 +35,7 @@ template <Shared kShared, GradientType kType>
 __device__ inline void gradient_store_role(const WeightGradientParams& params,
                                            SharedStorage& shared, int cta_rank, int slot_idx) {
   GradientWalk<kShared> walk(params, cta_rank);
-  SlotStores<PieceNumbering<PieceOrder::first_warpgroup_first, kGradientPieces<kType>>> stores(
-      shared, slot_idx);
+  SlotStores<GradientPieces<kType>> stores(shared, slot_idx);
   GradientTile tile;
   while (walk.next(tile)) {
     if (tile.num_blocks == 0) continue;

@@ -28,8 +28,11 @@ enum class GradientType { bf16, fp32 };
 /// Pieces that one warpgroup passes to the store warps at a tile's end: 64 channels, as bf16 of all
 /// lines, as fp32 of half of them.
 template <GradientType kType>
-inline constexpr int kGradientPieces =
+inline constexpr int kNumGradientPieces =
     kType == GradientType::bf16 ? kBlocksPerWarpgroup : 2 * kBlocksPerWarpgroup;
+
+template <GradientType kType>
+using GradientPieces = PieceNumbering<PieceOrder::first_warpgroup_first, kNumGradientPieces<kType>>;
 
 struct GradientJob {
   CUtensorMap channels;                     ///< c, four blocks of 64
