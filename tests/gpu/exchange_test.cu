@@ -80,82 +80,104 @@ TEST(Exchange, ManyRanks) {
   run_one(exchange_dims(8, 64, 8, 64, 64), 64, Pattern::holes);
 }
 
-/// One rank of a large group, whose peers have entered the call before it; the host wrote what they
-/// would have sent.
-void plan_alone(const WorkspaceDims& dims, int r) {
-  SCOPED_TRACE("rank " + std::to_string(r));
-  const RoutingDims& routing = dims.routing;
-  CaseMaker cases(dims, 100 + r);
-  const std::vector<RankInput> inputs = cases.group_input(Pattern::holes);
-  std::vector<std::int32_t> counts_RE(routing.num_ranks * routing.num_experts);
-  for (int rank = 0; rank < routing.num_ranks; ++rank) {
-    count_slots(routing, inputs[rank].ids.data(), inputs[rank].num_tokens, id_stride(dims),
-                counts_RE.data() + rank * routing.num_experts);
+/// One rank of a large group, whose peers have entered the call before it: the host writes what
+/// they would have sent.
+class LonelyRank {
+ public:
+  LonelyRank(const WorkspaceDims& dims, int rank)
+      : dims_(dims), gpu_(dims, rank), of_peers_(gpu_.symmetric.size()) {
+    CaseMaker cases(dims, 100 + rank);
+    inputs_ = cases.group_input(Pattern::holes);
+    const RoutingDims& routing = dims.routing;
+    counts_RE_.resize(routing.num_ranks * routing.num_experts);
+    for (int r = 0; r < routing.num_ranks; ++r) {
+      count_slots(routing, inputs_[r].ids.data(), inputs_[r].num_tokens, id_stride(dims),
+                  counts_RE_.data() + r * routing.num_experts);
+    }
+    for (std::byte*& base : gpu_.view.symmetric_R) base = of_peers_.data();
+    gpu_.view.symmetric_R[rank] = gpu_.symmetric.data();
+    gpu_.poison();
+    gpu_.upload(inputs_[rank]);
   }
-  GpuRank gpu(dims, r);
-  const DeviceBuffer<std::byte> of_peers(gpu.symmetric.size());
-  for (std::byte*& base : gpu.view.symmetric_R) base = of_peers.data();
-  gpu.view.symmetric_R[r] = gpu.symmetric.data();
-  gpu.poison();
-  gpu.upload(inputs[r]);
-  constexpr std::uint64_t kEpoch = 1;
-  const std::vector<device::SignalValue> signals(routing.num_ranks, 2 * kEpoch);
-  std::vector<device::CallHeader> headers(routing.num_ranks);
-  for (device::CallHeader& header : headers) header.identity = {kForwardCall, 0};
-  const auto write = [](auto* to, const auto& values) {
-    check_cuda(
-        cudaMemcpy(to, values.data(), values.size() * sizeof(values[0]), cudaMemcpyHostToDevice),
-        "what peers sent");
-  };
-  write(gpu.view.signal(device::Signal::entered, r, 0), signals);
-  write(gpu.view.header(kEpoch, r, 0), headers);
-  write(gpu.view.counts_RE(kEpoch, r), counts_RE);
-  gpu::load_exchange_kernels();
-  gpu::count_slots(gpu.view, gpu.plan.data(), gpu.routing_input(), gpu.num_tokens, gpu.stream);
-  gpu::enter_call(gpu.view, gpu.plan.data(), gpu::CallKind::forward, kForwardCall, gpu.num_tokens,
-                  gpu.stream);
-  gpu::write_pull_lists(gpu.view, gpu.plan.data(), gpu.num_tokens, gpu.stream);
-  check_cuda(cudaDeviceSynchronize(), "plan");
-  EXPECT_EQ(gpu.view.failure->is_set, 0U);
 
-  const std::vector<std::int32_t> ids_TK = [&] {
+  void plan() {
+    constexpr std::uint64_t kEpoch = 1;
+    const int num_ranks = dims_.routing.num_ranks;
+    const std::vector<device::SignalValue> signals(num_ranks, 2 * kEpoch);
+    device::CallHeader header{};
+    header.identity = {kForwardCall, 0};
+    const gpu::RankView& view = gpu_.view;
+    write(view.signal(device::Signal::entered, view.rank, 0), signals);
+    write(view.header(kEpoch, view.rank, 0), std::vector<device::CallHeader>(num_ranks, header));
+    write(view.counts_RE(kEpoch, view.rank), counts_RE_);
+    std::byte* plan = gpu_.plan.data();
+    gpu::load_exchange_kernels();
+    gpu::count_slots(view, plan, gpu_.routing_input(), gpu_.num_tokens, gpu_.stream);
+    gpu::enter_call(view, plan, gpu::CallKind::forward, kForwardCall, gpu_.num_tokens, gpu_.stream);
+    gpu::write_pull_lists(view, plan, gpu_.num_tokens, gpu_.stream);
+    check_cuda(cudaDeviceSynchronize(), "plan");
+    EXPECT_EQ(view.failure->is_set, 0U);
+  }
+
+  void compare() {
+    const RoutingDims& routing = dims_.routing;
+    const int rank = gpu_.view.rank;
+    const std::vector<std::int32_t> ids_TK = dense_ids(inputs_[rank]);
+    std::vector<std::int64_t> begin(routing.num_ranks + 1);
+    std::vector<PullToken> tokens(max_pull_tokens(routing, inputs_[rank].num_tokens) + 1);
+    std::vector<PullSlot> slots(ids_TK.size() + 1);
+    PlanScratch scratch;
+    build_pull_lists(routing, counts_RE_.data(), rank, ids_TK, kGpuRowAlignment, scratch,
+                     {begin.data(), tokens.data(), slots.data()});
+    const std::vector<std::byte> symmetric = gpu_.symmetric.download();
+    const auto same = [&](const auto& expected, std::int64_t count, std::int64_t offset) {
+      return std::memcmp(expected.data(), symmetric.data() + offset, count * sizeof(expected[0])) ==
+             0;
+    };
+    const SymmetricLayout layout = symmetric_layout(dims_);
+    const auto num_filled =
+        std::count_if(ids_TK.begin(), ids_TK.end(), [](std::int32_t id) { return id >= 0; });
+    EXPECT_TRUE(same(begin, routing.num_ranks + 1, layout.destination_begin.offset));
+    EXPECT_TRUE(same(tokens, begin.back(), layout.pull_tokens.offset));
+    EXPECT_TRUE(same(slots, num_filled, layout.pull_slots.offset));
+    std::vector<std::int64_t> expert_begin(routing.experts_per_rank() + 1);
+    expert_offsets(routing, counts_RE_.data(), rank, kGpuRowAlignment, expert_begin.data());
+    EXPECT_EQ(gpu_.download(gpu_.view.plan_layout.expert_begin), expert_begin);
+  }
+
+ private:
+  template <class T>
+  static void write(T* to, const std::vector<T>& values) {
+    check_cuda(cudaMemcpy(to, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
+               "what peers sent");
+  }
+  [[nodiscard]] std::vector<std::int32_t> dense_ids(const RankInput& input) const {
     std::vector<std::int32_t> dense;
-    for (std::int64_t token = 0; token < inputs[r].num_tokens; ++token) {
-      const auto row = inputs[r].ids.begin() + token * id_stride(dims);
-      dense.insert(dense.end(), row, row + routing.top_k);
+    for (std::int64_t token = 0; token < input.num_tokens; ++token) {
+      const auto row = input.ids.begin() + token * id_stride(dims_);
+      dense.insert(dense.end(), row, row + dims_.routing.top_k);
     }
     return dense;
-  }();
-  std::vector<std::int64_t> begin(routing.num_ranks + 1);
-  std::vector<PullToken> tokens(max_pull_tokens(routing, inputs[r].num_tokens) + 1);
-  std::vector<PullSlot> slots(ids_TK.size() + 1);
-  PlanScratch scratch;
-  build_pull_lists(routing, counts_RE.data(), r, ids_TK, kGpuRowAlignment, scratch,
-                   {begin.data(), tokens.data(), slots.data()});
-  const std::vector<std::byte> symmetric = gpu.symmetric.download();
-  const SymmetricLayout layout = symmetric_layout(dims);
-  const auto at = [&](std::int64_t offset) {
-    return std::vector<std::byte>(symmetric.begin() + offset, symmetric.end());
-  };
-  const auto same = [&](const auto& expected, std::int64_t count, std::int64_t offset) {
-    return std::memcmp(expected.data(), at(offset).data(), count * sizeof(expected[0])) == 0;
-  };
-  std::int64_t num_filled = 0;
-  for (const std::int32_t id : ids_TK) num_filled += id >= 0 ? 1 : 0;
-  EXPECT_TRUE(same(begin, routing.num_ranks + 1, layout.destination_begin.offset));
-  EXPECT_TRUE(same(tokens, begin.back(), layout.pull_tokens.offset));
-  EXPECT_TRUE(same(slots, num_filled, layout.pull_slots.offset));
-  std::vector<std::int64_t> expert_begin(routing.experts_per_rank() + 1);
-  expert_offsets(routing, counts_RE.data(), r, kGpuRowAlignment, expert_begin.data());
-  EXPECT_EQ(gpu.download(gpu.view.plan_layout.expert_begin), expert_begin);
-}
+  }
+
+  WorkspaceDims dims_;
+  GpuRank gpu_;
+  DeviceBuffer<std::byte> of_peers_;
+  std::vector<RankInput> inputs_;
+  std::vector<std::int32_t> counts_RE_;
+};
 
 TEST(Exchange, PlanAmongSeventyTwoRanks) {
   MEGAMOE_SKIP_WITHOUT_DEVICE();
   for (const int num_experts : {72, 360, 504}) {
     for (const int top_k : {3, 16}) {
       const WorkspaceDims dims = narrow(exchange_dims(72, num_experts, top_k, 257, 64), 40000);
-      for (const int rank : {0, 41, 71}) plan_alone(dims, rank);
+      for (const int rank : {0, 41, 71}) {
+        SCOPED_TRACE("rank " + std::to_string(rank));
+        LonelyRank lonely(dims, rank);
+        lonely.plan();
+        lonely.compare();
+      }
     }
   }
 }
