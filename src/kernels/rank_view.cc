@@ -45,4 +45,11 @@ RankView make_rank_view(const WorkspaceDims& dims, int rank) {
   return view;
 }
 
+void check_num_tokens(const RankView& view, std::int64_t num_tokens) {
+  if (num_tokens >= 0 && num_tokens <= view.dims.max_tokens) return;
+  throw Error(ErrorCode::internal, "a call of " + std::to_string(num_tokens) +
+                                       " tokens on buffers for " +
+                                       std::to_string(view.dims.max_tokens));
+}
+
 }  // namespace megamoe::gpu

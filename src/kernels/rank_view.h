@@ -63,4 +63,7 @@ void check_supported(const WorkspaceDims& dims);
 /// The view without pointers and deadlines. Throws as check_supported().
 RankView make_rank_view(const WorkspaceDims& dims, int rank);
 
+/// Throws Error(internal) where a call has more tokens than the buffers hold.
+void check_num_tokens(const RankView& view, std::int64_t num_tokens);
+
 }  // namespace megamoe::gpu

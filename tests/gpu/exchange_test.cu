@@ -182,6 +182,15 @@ TEST(Exchange, PlanAmongSeventyTwoRanks) {
   }
 }
 
+TEST(Exchange, RefusesMoreTokensThanTheBuffersHold) {
+  const gpu::RankView view = gpu::make_rank_view(exchange_dims(1, 8, 2, 16, 64), 0);
+  EXPECT_THROW(gpu::count_slots(view, nullptr, {}, 17, nullptr), Error);
+  EXPECT_THROW(gpu::enter_call(view, nullptr, gpu::CallKind::forward, kForwardCall, 17, nullptr),
+               Error);
+  EXPECT_THROW(gpu::stage_forward(view, {}, 17, nullptr), Error);
+  EXPECT_THROW(gpu::reduce_outputs(view, nullptr, {}, -1, nullptr), Error);
+}
+
 TEST(Exchange, RefusesWhatItCannotNumber) {
   EXPECT_THROW(gpu::make_rank_view(exchange_dims(1, 1024, 8, 16, 64), 0), Error);
   EXPECT_THROW(gpu::make_rank_view(exchange_dims(1, 8, 17, 16, 64), 0), Error);

@@ -45,6 +45,7 @@ __global__ __launch_bounds__(kMoverThreads) void stage_kernel(const __grid_const
 }
 
 void launch(const RankView& view, const StageParams& params, cudaStream_t stream) {
+  check_num_tokens(view, params.num_tokens);
   if (params.num_tokens == 0) return;
   stage_kernel<<<num_multiprocessors() * kMoverBlocksAnSm, kMoverThreads, 0, stream>>>(
       view, params, RowCut(view.dims.hidden_dim));

@@ -77,6 +77,7 @@ void launch(const RankView& view, const CountParams& params, cudaStream_t stream
 
 void count_slots(const RankView& view, std::byte* plan, const RoutingInput& input,
                  std::int64_t num_tokens, cudaStream_t stream) {
+  check_num_tokens(view, num_tokens);
   launch(view,
          {{input.ids, input.id_stride, view.routing().num_experts},
           input.weights,

@@ -262,6 +262,7 @@ __global__ void reset_kernel(CallControl* control) {
 
 void enter_call(const RankView& view, std::byte* plan, CallKind kind, std::uint64_t kind_and_layer,
                 std::int64_t num_tokens, cudaStream_t stream) {
+  check_num_tokens(view, num_tokens);
   const SlotShares shares = share_slots(num_tokens * view.routing().top_k);
   enter_kernel<<<1, kThreads, 0, stream>>>(view, {plan, kind, kind_and_layer, shares.num_blocks});
   check_launch("enter_call");

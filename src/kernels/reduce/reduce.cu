@@ -93,6 +93,7 @@ ReduceParams params_of(const RankView& view, std::byte* plan, const RowsOutput& 
 template <CallKind kKind>
 void launch(const RankView& view, const ReduceParams& params, std::int64_t num_tokens,
             cudaStream_t stream) {
+  check_num_tokens(view, num_tokens);
   if (num_tokens == 0) return;
   const auto num_blocks = static_cast<unsigned>(num_tokens * params.blocks_a_token);
   reduce_kernel<kKind><<<num_blocks, kReduceThreads, 0, stream>>>(view, params);
