@@ -161,6 +161,21 @@ TEST(Compare, TheFloorVanishesForTensorsOfManyElements) {
   EXPECT_LT(compare("y", reference, reference, reference, {}).allowed, 5e-4);
 }
 
+TEST(Compare, FloorsCanBeGiven) {
+  // An exact baseline, as for a tensor that no bf16 rounding precedes.
+  const HostTensor reference{{2, 1}, {1.0, 8.0}};
+  CompareOptions options{.slice_floors = {0.0, 0.0}};
+  EXPECT_TRUE(
+      compare("weights", {{2, 1}, {1.0 + 0x1p-23, 8.0}}, reference, reference, options).passed);
+  EXPECT_FALSE(
+      compare("weights", {{2, 1}, {1.0 + 0x1p-7, 8.0}}, reference, reference, options).passed);
+  options.slice_floors = {0.0, 0.25};
+  EXPECT_TRUE(compare("weights", {{2, 1}, {1.0, 8.25}}, reference, reference, options).passed);
+  EXPECT_FALSE(compare("weights", {{2, 1}, {1.25, 8.0}}, reference, reference, options).passed);
+  options.slice_floors = {0.25};
+  EXPECT_FALSE(compare("weights", reference, reference, reference, options).passed);
+}
+
 TEST(Compare, LongerSumsMayErrMore) {
   const HostTensor reference{{1, 2}, {1.0, 0x1p-30}};
   const auto allowed = [&](std::int64_t length) {

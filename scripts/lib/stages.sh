@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # The stages of scripts/test. Functions only. A stage succeeds, fails or returns `stage_skipped`; if
-# it leaves build/logs/STAGE.xml (ctest's JUnit file), its tests are counted, otherwise the stage
+# it leaves build/logs/STAGE.xml (a JUnit file), its tests are counted, otherwise the stage
 # counts as one.
 
 stage_skipped=77
@@ -72,6 +72,10 @@ stage_asan() { build_and_test asan; }
 
 stage_tsan() { build_and_test tsan; }
 
+stage_python() {
+  scripts/python -m pytest tests/python -p no:cacheprovider --junitxml="$PWD/build/logs/python.xml"
+}
+
 stage_cuda() {
   local nvcc
   nvcc=$(find_nvcc) || {
@@ -80,8 +84,11 @@ stage_cuda() {
   }
   say "building with $nvcc"
   ensure_packages "${cuda_packages[@]}"
-  configure cuda -DCMAKE_CUDA_COMPILER="$nvcc" && build cuda "$jobs" &&
-    run_tests cuda "$jobs" build/logs/cuda.xml -L gpu
+  # Of the CPU's part only what the GPU's needs: the release build has tested it.
+  configure cuda -DCMAKE_CUDA_COMPILER="$nvcc" &&
+    build cuda "$jobs" --target megamoe_command tests/gpu/all &&
+    ctest --test-dir build/cuda/tests/gpu --output-on-failure --no-tests=error \
+      --output-junit "$PWD/build/logs/cuda.xml"
 }
 
 # find_nvcc: the path of nvcc 13, on PATH or where NVIDIA's packages put it.

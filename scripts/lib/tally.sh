@@ -12,14 +12,17 @@ tally() {
   tally_skipped=$((tally_skipped + $3))
 }
 
-# junit_counts FILE: prints "passed failed skipped" of the file that ctest --output-junit wrote.
+# junit_counts FILE: prints "passed failed skipped" of the file that ctest or pytest wrote.
 junit_counts() {
-  local tests failures disabled skipped
+  local tests failures errors disabled skipped failed
   tests=$(junit_attribute "$1" tests)
   failures=$(junit_attribute "$1" failures)
+  errors=$(junit_attribute "$1" errors)
   disabled=$(junit_attribute "$1" disabled)
   skipped=$(junit_attribute "$1" skipped)
-  printf '%d %d %d\n' $((tests - failures - disabled - skipped)) "$failures" $((disabled + skipped))
+  failed=$((failures + errors))
+  skipped=$((disabled + skipped))
+  printf '%d %d %d\n' $((tests - failed - skipped)) "$failed" "$skipped"
 }
 
 # junit_attribute FILE NAME: the attribute of the <testsuite> element, which comes first.

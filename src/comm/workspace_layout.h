@@ -33,6 +33,8 @@ struct Region {
 /// Hands out offsets, each aligned for bulk copies and for any vector unit.
 class RegionAllocator {
  public:
+  explicit RegionAllocator(std::int64_t begin = 0) : next_(round_up(begin, kAlignment)) {}
+
   template <class T>
   Region<T> take(std::int64_t count) {
     const Region<T> region{next_, count};
@@ -44,7 +46,7 @@ class RegionAllocator {
   static constexpr std::int64_t kAlignment = 256;
 
  private:
-  std::int64_t next_ = 0;
+  std::int64_t next_;
 };
 
 /// dw sums p * a over I in segments of this width (a fixed tree each), then the segments in order.

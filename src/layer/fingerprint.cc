@@ -48,9 +48,12 @@ void agree_on_config(const LayerConfig& config, Communicator& communicator) {
                    [](const Member& member) { return member.value; });
   }
 
+  // A deadline that is itself refused must not bound the wait in which peers are told.
+  const double deadline_s =
+      mine.outcome.failed == 0 ? config.entry_deadline_s : LayerConfig{}.entry_deadline_s;
   std::vector<Record> all(num_ranks);
   communicator.all_gather(&mine, all.data(), sizeof(Record), "the construction of a layer",
-                          config.entry_deadline_s);
+                          deadline_s);
   for (int rank = 0; rank < num_ranks; ++rank) {
     throw_if_failed(all[rank].outcome, rank, communicator.rank());
   }

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <string>
 
 namespace megamoe {
@@ -34,12 +35,18 @@ void check_strides(const char* name, const ConstTensorView& tensor, Access acces
   std::int64_t extent = tensor.sizes[last];
   for (int dim = last - 1; dim >= 0; --dim) {
     if (tensor.sizes[dim] <= 1) continue;
-    const std::int64_t stride = tensor.strides[dim];
+    std::int64_t stride = tensor.strides[dim];
     if (stride < 0) refuse(name, "has a negative stride: " + describe(tensor));
     if (access == Access::write && stride < extent) {
       refuse(name, "is written, but its elements overlap: " + describe(tensor));
     }
-    extent = (tensor.sizes[dim] - 1) * stride + extent;
+    if (__builtin_mul_overflow(tensor.sizes[dim] - 1, stride, &stride) ||
+        __builtin_add_overflow(extent, stride, &extent)) {
+      refuse(name, "spans more than 64 bits can address: " + describe(tensor));
+    }
+  }
+  if (extent > std::numeric_limits<std::int64_t>::max() / dtype_bytes(tensor.dtype)) {
+    refuse(name, "spans more than 64 bits can address: " + describe(tensor));
   }
 }
 

@@ -7,6 +7,8 @@
 #include <limits>
 #include <numeric>
 
+#include "verify/oracle.h"
+
 namespace megamoe::verify {
 namespace {
 
@@ -15,7 +17,6 @@ constexpr double kTruncationFactor = 4.0;
 constexpr double kFp32HalfUlp = 0x1p-24;
 constexpr double kTensorCoreDepth = 16.0;
 constexpr double kBaselineFactor = 2.0;
-constexpr int kBf16SignificantBits = 8;
 
 std::string format(const char* pattern, double first, double second) {
   char text[96];
@@ -36,32 +37,25 @@ std::int64_t product(std::vector<std::int64_t>::const_iterator first,
   return std::accumulate(first, last, std::int64_t{1}, std::multiplies<>());
 }
 
-/// The distance between neighbouring bf16 numbers at `magnitude`.
-double bf16_step(double magnitude) {
-  if (magnitude == 0.0) return 0.0;
-  int exponent = 0;
-  std::frexp(magnitude, &exponent);
-  return std::ldexp(1.0, exponent - kBf16SignificantBits);
-}
-
-/// Squared norms of a range of elements and of its errors.
+/// Squared norms of a range of elements and of its errors, and its smallest allowance.
 struct Norms {
   double reference_squared = 0.0;
   double error_squared = 0.0;
   double baseline_error_squared = 0.0;
-  double largest = 0.0;
+  double floor = 0.0;
 
   void add(const Norms& other) {
     reference_squared += other.reference_squared;
     error_squared += other.error_squared;
     baseline_error_squared += other.baseline_error_squared;
-    largest = std::max(largest, other.largest);
+    floor = std::max(floor, other.floor);
   }
 };
 
 Norms norms_of(const HostTensor& actual, const HostTensor& reference, const HostTensor& baseline,
                std::int64_t first, std::int64_t last) {
   Norms norms;
+  double largest = 0.0;
   for (std::int64_t i = first; i < last; ++i) {
     const double wanted = reference.values[i];
     const double error = actual.values[i] - wanted;
@@ -69,8 +63,9 @@ Norms norms_of(const HostTensor& actual, const HostTensor& reference, const Host
     norms.reference_squared += wanted * wanted;
     norms.error_squared += error * error;
     norms.baseline_error_squared += baseline_error * baseline_error;
-    norms.largest = std::max(norms.largest, std::abs(wanted));
+    largest = std::max(largest, std::abs(wanted));
   }
+  norms.floor = bf16_step(largest);
   return norms;
 }
 
@@ -104,9 +99,11 @@ std::string unusable(const HostTensor& actual, const HostTensor& reference,
   }
   const std::int64_t num_slices =
       product(reference.shape.begin(), reference.shape.begin() + options.slice_dims);
-  if (!options.slice_norms.empty() &&
-      static_cast<std::int64_t>(options.slice_norms.size()) != num_slices) {
-    return "the slice norms do not match the reference";
+  const auto fits = [&](const std::vector<double>& of_slices) {
+    return of_slices.empty() || static_cast<std::int64_t>(of_slices.size()) == num_slices;
+  };
+  if (!fits(options.slice_norms) || !fits(options.slice_floors)) {
+    return "the slice norms or floors do not match the reference";
   }
   if (actual.values.empty() && count > 0) return "missing";
   if (wrong_size(actual)) {
@@ -124,16 +121,22 @@ std::string unusable(const HostTensor& actual, const HostTensor& reference,
   return "";
 }
 
+/// How many times the whole tensor's relative baseline error a slice of `size` elements may have:
+/// twice, or what four standard deviations of the rms of so few normal numbers come to (3.8 for
+/// one, 2 for eight).
+double slice_factor(std::int64_t size) {
+  return std::max(kBaselineFactor, 1.0 + 4.0 / std::sqrt(2.0 * static_cast<double>(size)));
+}
+
 /// Allowed error, absolute, for a range with these norms.
-double allowance(const Norms& norms, double norm, double baseline_ratio,
+double allowance(const Norms& norms, double norm, double from_whole,
                  const CompareOptions& options) {
   if (norm == 0.0) return 0.0;
-  const auto length = static_cast<double>(options.reduction_length);
-  const double baseline = std::max(std::sqrt(norms.baseline_error_squared), baseline_ratio * norm);
+  const double baseline = kBaselineFactor * std::sqrt(norms.baseline_error_squared);
+  const double length = static_cast<double>(options.reduction_length);
   const double sums =
       kTruncationFactor * std::max(1.0, length / kTensorCoreDepth) * kFp32HalfUlp * norm;
-  const double floor = options.floor == Floor::bf16_step ? bf16_step(norms.largest) : 0.0;
-  return std::max({kBaselineFactor * baseline, sums, floor});
+  return std::max({baseline, from_whole * norm, sums, norms.floor});
 }
 
 /// 0 / 0 is agreement.
@@ -166,6 +169,7 @@ Comparison compare(const std::string& name, const HostTensor& actual, const Host
         norms_of(actual, reference, baseline, slice * slice_size, (slice + 1) * slice_size);
     slice_norms[slice] = options.slice_norms.empty() ? std::sqrt(slices[slice].reference_squared)
                                                      : options.slice_norms[slice];
+    if (!options.slice_floors.empty()) slices[slice].floor = options.slice_floors[slice];
     whole.add(slices[slice]);
     whole_norm_squared += slice_norms[slice] * slice_norms[slice];
   }
@@ -177,11 +181,12 @@ Comparison compare(const std::string& name, const HostTensor& actual, const Host
   result.allowed = ratio(whole_allowed, whole_norm);
   if (whole_error > whole_allowed) result.failure = "the whole tensor";
 
-  const double baseline_ratio = ratio(std::sqrt(whole.baseline_error_squared), whole_norm);
+  const double from_whole = slice_factor(std::max<std::int64_t>(1, slice_size)) *
+                            ratio(std::sqrt(whole.baseline_error_squared), whole_norm);
   double worst_use = 0.0;
   for (std::int64_t slice = 0; slice < num_slices; ++slice) {
     const double error = std::sqrt(slices[slice].error_squared);
-    const double allowed = allowance(slices[slice], slice_norms[slice], baseline_ratio, options);
+    const double allowed = allowance(slices[slice], slice_norms[slice], from_whole, options);
     const double use = ratio(error, allowed);
     if (use <= worst_use) continue;
     worst_use = use;

@@ -13,9 +13,9 @@
 // - The third term is the floor for tiny tensors. A backend whose fp32 sum lies on the other side
 // of
 //   a rounding boundary than the exact sum stores the neighbouring bf16 number: that is right, and
-//   a baseline of a few elements has not enough roundings to average over. It is 2^-8 to 2^-7 of
-//   the largest element, at most 2^-7 for one element and about 2^-7 * 3 / sqrt(n) of n, so that it
-//   matters only below some 100 elements a slice.
+//   a baseline of a few elements has not enough roundings to average over. It is at most 2^-7 of
+//   one element and about 2^-7 * 3 / sqrt(n) of n, so that it matters only below some 100 elements
+//   a slice. A tensor that is not itself rounded brings the step of what was rounded before it.
 // A slice whose norm is 0 must be exactly 0, and nothing that is not finite passes.
 #pragma once
 
@@ -31,10 +31,6 @@ struct HostTensor {
   std::vector<double> values;
 };
 
-/// Whether the smallest allowance is one step of bf16: only tensors behind roundings to bf16 need
-/// it.
-enum class Floor : std::uint8_t { bf16_step, none };
-
 struct CompareOptions {
   /// What a slice is, for messages: "expert", "token", "slot". The tensor is cut into slices along
   /// its first `slice_dims` dimensions: 1 for the rows of [T, H] and the experts of [E, I, H], 2
@@ -45,7 +41,8 @@ struct CompareOptions {
   std::int64_t reduction_length = 1;
   /// The scale of each slice in place of the reference's norm; empty: the reference's norm.
   std::vector<double> slice_norms = {};
-  Floor floor = Floor::bf16_step;
+  /// The smallest allowance of each slice, absolute; empty: one bf16 step of its largest element.
+  std::vector<double> slice_floors = {};
 };
 
 struct Comparison {

@@ -76,7 +76,8 @@ std::vector<Comparison> judge_layer(const Problem& problem, const LayerTensors& 
         {.slice_name = "slot",
          .slice_dims = 2,
          .reduction_length = input.intermediate_dim,
-         .slice_norms = exact.dweights_scale_TK});
+         .slice_norms = exact.dweights_scale_TK,
+         .slice_floors = exact.dweights_step_TK});
   if (drouter != nullptr) {
     comparisons.push_back(judge_router_gradient(problem, *drouter, exact, rounded));
   }

@@ -106,9 +106,11 @@ std::vector<Comparison> judge_routing(const Problem& problem, const Problem& rou
     if (id < 0 || id >= problem.spec.num_experts) id = -1;
   }
   wanted.values = routing_weights(router_oracle(problem), ids);
+  // fp32 throughout: no step of bf16 is allowed.
   comparisons.push_back(
       compare("weights", weights, wanted, wanted,
-              {.reduction_length = score_reduction_length(problem.spec), .floor = Floor::none}));
+              {.reduction_length = score_reduction_length(problem.spec),
+               .slice_floors = std::vector<double>(problem.spec.num_tokens(), 0.0)}));
   return comparisons;
 }
 

@@ -102,6 +102,7 @@ class Evaluation {
     out_.dx_TH.assign(in_.x_TH.size(), 0.0);
     out_.dweights_TK.assign(num_slots, 0.0);
     out_.dweights_scale_TK.assign(num_slots, 0.0);
+    out_.dweights_step_TK.assign(num_slots, 0.0);
     out_.dgate_EIH.assign(in_.gate_EIH.size(), 0.0);
     out_.dup_EIH.assign(in_.up_EIH.size(), 0.0);
     out_.ddown_EHI.assign(in_.down_EHI.size(), 0.0);
@@ -183,6 +184,11 @@ class Evaluation {
     out_.dweights_scale_TK[slot.index] =
         std::sqrt(dot(dy, dy, num_hidden)) * std::sqrt(dot(o, o, num_hidden));
 
+    double& step = out_.dweights_step_TK[slot.index];
+    for (std::int64_t i = 0; i < num_channels; ++i) {
+      step = std::max(step, std::abs(p[i]) * bf16_step(a[i]));
+    }
+
     double* dx = &dx_SH_[slot.index * num_hidden];
     for (std::int64_t i = 0; i < num_channels; ++i) {
       const double da = weight * p[i];
@@ -254,6 +260,13 @@ double round_to_bf16(double value) {
   const double significand = std::frexp(value, &exponent);
   return std::ldexp(std::nearbyint(std::ldexp(significand, kBf16SignificantBits)),
                     exponent - kBf16SignificantBits);
+}
+
+double bf16_step(double value) {
+  if (value == 0.0 || !std::isfinite(value)) return 0.0;
+  int exponent = 0;
+  std::frexp(value, &exponent);
+  return std::ldexp(1.0, exponent - kBf16SignificantBits);
 }
 
 OracleResult evaluate(const OracleInput& input, Rounding rounding, GradientStorage storage) {

@@ -47,6 +47,9 @@ struct OracleResult {
   /// |dy_t| * |o_tk|: dweights is the inner product of the two vectors, which may cancel, so its
   /// error is judged against the product of their lengths. 0 for empty slots.
   std::vector<double> dweights_scale_TK;
+  /// max over i of |p_i| * (one bf16 step of a_i): what one rounding of a to the other neighbour
+  /// does to dweights, which is not itself rounded.
+  std::vector<double> dweights_step_TK;
 };
 
 /// Forward and backward of the layer. Uses all cores, one expert a thread. An expert id outside
@@ -55,5 +58,8 @@ OracleResult evaluate(const OracleInput& input, Rounding rounding, GradientStora
 
 /// The nearest bf16, ties to even, by arithmetic on the value (subnormals of bf16 are not treated).
 double round_to_bf16(double value);
+
+/// The distance between neighbouring bf16 numbers around `value`; 0 for 0.
+double bf16_step(double value);
 
 }  // namespace megamoe::verify

@@ -40,7 +40,7 @@ def run_ranks(function, num_ranks, folder, *arguments, failing=()):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(240)
+        process.join(500)
         if process.is_alive():
             process.kill()
     values = []

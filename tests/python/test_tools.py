@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -169,7 +170,8 @@ def test_the_wheel_holds_the_package_and_works(tmp_path):
         return result.stdout
 
     # Without isolation: nothing is downloaded.
-    run("-m", "pip", "wheel", str(ROOT), "--no-deps", "--no-build-isolation", "--wheel-dir", ".")
+    launcher = {"CMAKE_CXX_COMPILER_LAUNCHER": "ccache"} if shutil.which("ccache") else {}
+    run("-m", "pip", "wheel", str(ROOT), "--no-deps", "--no-build-isolation", "--wheel-dir", ".", **launcher)
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.startswith("megamoe-") and "-py3-none-linux" in wheel.name
     sources = {f"megamoe/{path.name}" for path in (ROOT / "python/megamoe").glob("*.py")}

@@ -7,58 +7,46 @@
 
 #include "commands/commands.h"
 #include "common/build_info.h"
+#include "common/devices.h"
 #include "common/machine.h"
 #include "cpu/fma_peak.h"
 
 namespace megamoe::tools {
 namespace {
 
-struct Device {
-  std::string backend;  ///< "cpu" or "cuda"
-  std::string name;
-  bool can_run;
-  std::string detail;  ///< what it runs, or why it cannot
-};
-
-std::vector<Device> list_devices() {
-  std::vector<Device> devices;
-  devices.push_back({"cpu", processor_name(), true,
-                     std::to_string(num_cpu_threads()) + " threads, SIMD " +
-                         cpu::simd_target_name() + "; runs forward and backward"});
+std::vector<Device> all_devices(const CudaDevices& cuda) {
+  std::vector<Device> devices = {cpu_device()};
+  devices.insert(devices.end(), cuda.devices.begin(), cuda.devices.end());
   return devices;
 }
 
-/// Why there is no CUDA device in the list.
-const char* cuda_note() { return "not built; configure with the preset \"cuda\" (needs nvcc 13)"; }
-
 void print_text() {
+  const CudaDevices cuda = cuda_devices();
   const BuildInfo build = build_info();
   std::printf("megamoe %s, commit %s, %s, %s build\n", build.version.c_str(), build.commit.c_str(),
               build.compiler.c_str(), build.build_type.c_str());
-  for (const Device& device : list_devices()) {
+  for (const Device& device : all_devices(cuda)) {
     std::printf("%-5s %s\n      %s: %s\n", device.backend.c_str(), device.name.c_str(),
                 device.can_run ? "can run" : "cannot run", device.detail.c_str());
   }
-  std::printf("%-5s %s\n", "cuda", cuda_note());
+  if (!cuda.note.empty()) std::printf("%-5s %s\n", "cuda", cuda.note.c_str());
 }
 
 void print_json() {
+  const CudaDevices cuda = cuda_devices();
   const BuildInfo build = build_info();
   nlohmann::ordered_json devices = nlohmann::ordered_json::array();
-  for (const Device& device : list_devices()) {
+  for (const Device& device : all_devices(cuda)) {
     devices.push_back({{"backend", device.backend},
                        {"name", device.name},
                        {"can_run", device.can_run},
                        {"detail", device.detail}});
   }
-  const nlohmann::ordered_json info = {{"version", build.version},
-                                       {"commit", build.commit},
-                                       {"compiler", build.compiler},
-                                       {"build_type", build.build_type},
-                                       {"cpu_threads", num_cpu_threads()},
-                                       {"simd", cpu::simd_target_name()},
-                                       {"cuda", cuda_note()},
-                                       {"devices", devices}};
+  const nlohmann::ordered_json info = {
+      {"version", build.version},         {"commit", build.commit},
+      {"compiler", build.compiler},       {"build_type", build.build_type},
+      {"cpu_threads", num_cpu_threads()}, {"simd", cpu::simd_target_name()},
+      {"cuda_note", cuda.note},           {"devices", devices}};
   std::printf("%s\n", info.dump(2).c_str());
 }
 

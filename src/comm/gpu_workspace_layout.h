@@ -1,0 +1,109 @@
+// The buffer map of the GPU backend: what it adds to workspace_layout.h, on host and device.
+//
+// Legend: R ranks, T max tokens of a rank, K slots, E experts, e = E/R experts of a rank, B blocks
+// that plan.
+//
+// Every expert's rows start at a multiple of kGpuRowAlignment, so that tiles of weight gradients
+// never cross experts. Row buffers are those of local_layout() with padded_row_capacity() rows. The
+// layer without overlap needs no others: o rows lie in dy_CH (forward), dx rows in x_CH once the
+// weight gradients have read it (backward).
+#pragma once
+
+#include <cstdint>
+
+#include "comm/workspace_layout.h"
+#include "device/call_control.h"
+
+namespace megamoe {
+
+inline constexpr std::int64_t kGpuRowAlignment = 64;
+
+/// Rows that the GPU's row buffers need for any distribution of `row_capacity` rows over the
+/// experts of a rank.
+constexpr std::int64_t padded_row_capacity(const WorkspaceDims& dims) {
+  const std::int64_t num_experts = dims.routing.num_experts / dims.routing.num_ranks;
+  const std::int64_t experts_with_rows =
+      num_experts < dims.row_capacity ? num_experts : dims.row_capacity;
+  return round_up(dims.row_capacity + experts_with_rows * (kGpuRowAlignment - 1), kGpuRowAlignment);
+}
+
+/// The symmetric memory of a rank on the GPU. Headers and counts exist twice and calls alternate: a
+/// rank whose call failed may enter the next call before its peers have read what it wrote for this
+/// one, but never the one after that.
+struct GpuSymmetricLayout {
+  SymmetricLayout exchange;
+  Region<device::SignalValue> signals;    ///< [kNumSignals, R], written by rank r
+  Region<device::CallHeader> headers_2R;  ///< written by rank r
+  Region<std::int32_t> counts_2RE;        ///< row r written by rank r
+  std::int64_t bytes = 0;
+};
+
+inline GpuSymmetricLayout gpu_symmetric_layout(const WorkspaceDims& dims) {
+  const std::int64_t num_ranks = dims.routing.num_ranks;
+  GpuSymmetricLayout layout;
+  layout.exchange = symmetric_layout(dims);
+  RegionAllocator regions(layout.exchange.bytes);
+  layout.signals = regions.take<device::SignalValue>(device::kNumSignals * num_ranks);
+  layout.headers_2R = regions.take<device::CallHeader>(2 * num_ranks);
+  layout.counts_2RE = regions.take<std::int32_t>(2 * num_ranks * dims.routing.num_experts);
+  layout.bytes = regions.bytes();
+  return layout;
+}
+
+/// The plan of a call as its backward call needs it again: device memory of the call's context.
+struct CallPlanLayout {
+  Region<std::int32_t> ids_TK;
+  Region<float> weights_TK;
+  Region<std::int32_t> counts_RE;
+  Region<std::int64_t> expert_begin;    ///< e + 1
+  Region<std::int32_t> group_begin_e;   ///< the same as products read them, and
+  Region<std::int32_t> group_count_e;   ///< rows without padding; all 0 where the call failed
+  Region<std::uint64_t> forward_epoch;  ///< one; 0 where the forward call failed
+  std::int64_t bytes = 0;
+};
+
+inline CallPlanLayout call_plan_layout(const WorkspaceDims& dims) {
+  const std::int64_t slots = dims.max_tokens * dims.routing.top_k;
+  const std::int64_t num_experts = dims.routing.num_experts / dims.routing.num_ranks;
+  RegionAllocator regions;
+  CallPlanLayout layout;
+  layout.ids_TK = regions.take<std::int32_t>(slots);
+  layout.weights_TK = regions.take<float>(slots);
+  layout.counts_RE = regions.take<std::int32_t>(static_cast<std::int64_t>(dims.routing.num_ranks) *
+                                                dims.routing.num_experts);
+  layout.expert_begin = regions.take<std::int64_t>(num_experts + 1);
+  layout.group_begin_e = regions.take<std::int32_t>(num_experts);
+  layout.group_count_e = regions.take<std::int32_t>(num_experts);
+  layout.forward_epoch = regions.take<std::uint64_t>(1);
+  layout.bytes = regions.bytes();
+  return layout;
+}
+
+/// Most blocks that count slots and write pull lists.
+inline constexpr std::int64_t kMaxPlanBlocks = 128;
+
+/// What the kernels of one plan hand to each other; one for all calls of a rank.
+struct PlanScratchLayout {
+  Region<device::CallControl> control;
+  Region<std::int32_t> block_rows_BE;   ///< slots of each expert in a block, then before it
+  Region<std::int32_t> block_pulls_BE;  ///< fetched tokens by first expert needed, likewise
+  Region<std::int32_t> block_slots_B;   ///< slots that are not empty, likewise
+  Region<std::int32_t> first_row_E;     ///< of this source at the expert's rank
+  Region<std::int32_t> first_pull_E;    ///< of this source's tokens that need the expert first
+  std::int64_t bytes = 0;
+};
+
+inline PlanScratchLayout plan_scratch_layout(const RoutingDims& dims) {
+  RegionAllocator regions;
+  PlanScratchLayout layout;
+  layout.control = regions.take<device::CallControl>(1);
+  layout.block_rows_BE = regions.take<std::int32_t>(kMaxPlanBlocks * dims.num_experts);
+  layout.block_pulls_BE = regions.take<std::int32_t>(kMaxPlanBlocks * dims.num_experts);
+  layout.block_slots_B = regions.take<std::int32_t>(kMaxPlanBlocks);
+  layout.first_row_E = regions.take<std::int32_t>(dims.num_experts);
+  layout.first_pull_E = regions.take<std::int32_t>(dims.num_experts);
+  layout.bytes = regions.bytes();
+  return layout;
+}
+
+}  // namespace megamoe

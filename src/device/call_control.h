@@ -1,0 +1,79 @@
+// What tells the kernels of one call how the call stands, and what tells the host what went wrong.
+#pragma once
+
+#include <cstdint>
+
+namespace megamoe::device {
+
+/// What a rank tells its peers, once a call each.
+enum class Signal : std::int32_t {
+  entered,      ///< its call header and its counts lie in my memory
+  rows_staged,  ///< its rows and pull lists may be read
+  results_sent  ///< all that it sends me lies in my slots; it reads nothing of this call any more
+};
+inline constexpr std::int32_t kNumSignals = 3;
+
+/// A signal's value: twice the epoch of the call, plus one where the sender has failed for good. It
+/// only grows.
+using SignalValue = std::uint64_t;
+constexpr SignalValue kSenderFailed = 1;
+
+enum class FailureCode : std::uint32_t {
+  none,
+  expert_id_out_of_range,  ///< peer, token, slot, value
+  capacity_exceeded,       ///< peer, need, capacity
+  forward_failed,          ///< peer: the forward call that this backward call belongs to
+  calls_differ,            ///< peer: it made another call than rank 0
+  deadline_exceeded,       ///< peer, awaited, expected, seen
+  peer_failed,             ///< peer, awaited
+};
+
+/// True where no later call can work either.
+constexpr bool is_fatal(FailureCode code) {
+  return code == FailureCode::deadline_exceeded || code == FailureCode::peer_failed;
+}
+
+/// The first failure since the host last cleared it; lies in pinned host memory. Each code says
+/// which members it fills.
+struct FailureRecord {
+  std::uint32_t is_set;  ///< written last
+  FailureCode code;
+  std::int32_t rank;  ///< who noticed
+  std::int32_t peer;  ///< whom it is about (may be the rank itself)
+  Signal awaited;
+  std::int32_t slot;
+  std::int32_t value;
+  std::uint64_t expected;  ///< epoch
+  std::uint64_t seen;      ///< epoch
+  std::int64_t token;
+  std::int64_t need;  ///< rows
+  std::int64_t capacity;
+};
+
+/// How the current call stands on this rank; device memory, shared by the kernels of all calls in
+/// stream order. Epochs count calls from 1. They are advanced by the kernel that enters a call: a
+/// kernel argument would repeat itself when a graph is replayed.
+struct CallControl {
+  std::uint64_t epoch;
+  std::uint64_t first_bad_slot;   ///< the lowest index into ids [T, K] that holds a bad id
+  std::uint32_t call_failed;      ///< the kernels of this call write no output
+  std::uint32_t failed_for_good;  ///< no later call waits or writes output
+};
+inline constexpr std::uint64_t kNoBadSlot = ~std::uint64_t{0};
+
+/// Which call a rank makes; equal on all ranks or the call fails.
+struct CallIdentity {
+  std::uint64_t kind_and_layer;  ///< the host's: forward or backward, and of which layer
+  std::uint64_t forward_epoch;   ///< of the forward call that a backward call belongs to, else 0
+};
+
+/// What a rank writes to every peer when it enters a call.
+struct CallHeader {
+  CallIdentity identity;
+  FailureCode failure;
+  std::int32_t slot;
+  std::int64_t token;
+  std::int32_t value;
+};
+
+}  // namespace megamoe::device

@@ -1,0 +1,51 @@
+#include "kernels/launch.h"
+
+#include <string>
+
+#include "megamoe/error.h"
+
+namespace megamoe::gpu {
+
+void load_count_kernels();
+void load_enter_kernel();
+void load_list_kernels();
+void load_stage_kernel();
+void load_meet_kernel();
+void load_pull_kernels();
+void load_bulk_pull_kernel();
+void load_push_kernels();
+void load_reduce_kernels();
+
+void check_cuda(cudaError_t status, const char* what) {
+  if (status != cudaSuccess) {
+    throw Error(ErrorCode::internal, std::string(what) + ": " + cudaGetErrorString(status));
+  }
+}
+
+int num_multiprocessors() {
+  int device = 0;
+  int count = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
+             "multiprocessor count");
+  return count;
+}
+
+void load_kernel(const void* kernel) {
+  cudaFuncAttributes attributes{};
+  check_cuda(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel");
+}
+
+void load_exchange_kernels() {
+  load_count_kernels();
+  load_enter_kernel();
+  load_list_kernels();
+  load_stage_kernel();
+  load_meet_kernel();
+  load_pull_kernels();
+  load_bulk_pull_kernel();
+  load_push_kernels();
+  load_reduce_kernels();
+}
+
+}  // namespace megamoe::gpu

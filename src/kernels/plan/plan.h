@@ -1,0 +1,50 @@
+// The plan of a call on the device: counts, their exchange, offsets, pull lists. Host interface;
+// everything runs on `stream`, without synchronisation, and can be captured in a graph.
+//
+// The order of launches, forward:   count_slots, enter_call, write_pull_lists
+//                         backward: count_slots of the plan's ids, enter_call, write_pull_lists
+// What comes out equals routing/plan.h, bit for bit, whatever the blocks' timing.
+//
+// Legend: T tokens of the call on this rank, K slots, E experts, R ranks.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "device/call_control.h"
+#include "kernels/rank_view.h"
+
+namespace megamoe::gpu {
+
+/// Ids and weights as the caller has them: element [t, k] at data[t * stride + k].
+struct RoutingInput {
+  const std::int32_t* ids = nullptr;
+  std::int64_t id_stride = 0;
+  const float* weights = nullptr;
+  std::int64_t weight_stride = 0;
+};
+
+/// Copies ids and weights into `plan` and counts the slots of every expert, block by block. Bad ids
+/// are noted for enter_call(). Nothing runs when num_tokens is 0.
+void count_slots(const RankView& view, std::byte* plan, const RoutingInput& input,
+                 std::int64_t num_tokens, cudaStream_t stream);
+/// The same from the ids that a forward call left in `plan`.
+void count_planned_slots(const RankView& view, std::byte* plan, std::int64_t num_tokens,
+                         cudaStream_t stream);
+
+/// Advances the epoch; tells every peer that this rank enters the call and, forward, its counts;
+/// waits for all of them (entry deadline); lays out the rows of all experts and this rank's pull
+/// lists. Any rank's bad id, too small capacity or failed forward call fails the call on every rank
+/// in the same way. One CTA.
+void enter_call(const RankView& view, std::byte* plan, CallKind kind, std::uint64_t kind_and_layer,
+                std::int64_t num_tokens, cudaStream_t stream);
+
+/// Writes the tokens and slots of this rank's pull lists. Nothing runs when num_tokens is 0.
+void write_pull_lists(const RankView& view, std::byte* plan, std::int64_t num_tokens,
+                      cudaStream_t stream);
+
+/// Puts the control block of a fresh or poisoned scratch in order. Not for use within a graph.
+void reset_control(const RankView& view, cudaStream_t stream);
+
+}  // namespace megamoe::gpu
