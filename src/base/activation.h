@@ -18,9 +18,14 @@ struct GateUpGradient {
 struct SwiGlu {
   static constexpr bool kGated = true;
 
-  MEGAMOE_HOST_DEVICE float value(float g, float u) const { return g * sigmoid(g) * u; }
+  MEGAMOE_HOST_DEVICE float value(float g, float u) const { return value(g, u, sigmoid(g)); }
   MEGAMOE_HOST_DEVICE GateUpGradient gradient(float g, float u, float da) const {
-    const float s = sigmoid(g);
+    return gradient(g, u, da, sigmoid(g));
+  }
+
+  /// The same from s = sigmoid(g), for callers that start on it early.
+  MEGAMOE_HOST_DEVICE float value(float g, float u, float s) const { return g * s * u; }
+  MEGAMOE_HOST_DEVICE GateUpGradient gradient(float g, float u, float da, float s) const {
     const float act = g * s;
     const float derivative = s + act * (1.0F - s);
     return {da * u * derivative, da * act};

@@ -39,46 +39,6 @@ struct StepGradients {
   float2 dw;
 };
 
-template <class Activation>
-__device__ inline StepGradients step_gradients(const float* p, const std::uint32_t (&g)[2],
-                                               const std::uint32_t (&u)[2], float2 w,
-                                               const Activation& activation) {
-  StepGradients out;
-#pragma unroll
-  for (int pair = 0; pair < 2; ++pair) {
-    const float g0 = device::first_of(g[pair]);
-    const float g1 = device::second_of(g[pair]);
-    const float u0 = device::first_of(u[pair]);
-    const float u1 = device::second_of(u[pair]);
-    const std::uint32_t a = device::pack_bf16(activation.value(g0, u0), activation.value(g1, u1));
-    const float a0 = device::first_of(a);
-    const float a1 = device::second_of(a);
-    const float p0 = p[2 * pair];
-    const float p1 = p[2 * pair + 1];
-    const auto gradient0 = activation.gradient(g0, u0, w.x * p0);
-    const auto gradient1 = activation.gradient(g1, u1, w.y * p1);
-    out.dg[pair] = device::pack_bf16(gradient0.dg, gradient1.dg);
-    out.du[pair] = device::pack_bf16(gradient0.du, gradient1.du);
-    out.wa[pair] = device::pack_bf16(w.x * a0, w.y * a1);
-    out.dw.x = pair == 0 ? p0 * a0 : fmaf(p0, a0, out.dw.x);
-    out.dw.y = pair == 0 ? p1 * a1 : fmaf(p1, a1, out.dw.y);
-  }
-  return out;
-}
-
-/// Zeroes the rows at and beyond `num_rows` of the eight.
-__device__ inline void mask_step(StepGradients& out, int num_rows) {
-  const int row = device::lane_idx() % 4 * 2;
-  const std::uint32_t mask =
-      (row < num_rows ? 0xffffU : 0U) | (row + 1 < num_rows ? 0xffff0000U : 0U);
-#pragma unroll
-  for (int pair = 0; pair < 2; ++pair) {
-    out.dg[pair] &= mask;
-    out.du[pair] &= mask;
-    out.wa[pair] &= mask;
-  }
-}
-
 /// Where one lane works in shared memory (32-bit addresses: registers are scarce here), for the
 /// first eight rows of a pass.
 struct StepAddresses {
@@ -94,6 +54,7 @@ struct StepInputs {
   std::uint32_t g[2];
   std::uint32_t u[2];
   float2 weights;
+  float sigmoid[4];  ///< of g
 
   __device__ void load(const StepAddresses& at, int step) {
     device::load_two_blocks_transposed(at.stage + step * kStepBytes, g);
@@ -103,7 +64,61 @@ struct StepInputs {
                  : "r"(at.weights + step * (kRowsPerStep * 4))
                  : "memory");
   }
+  /// Two special functions one after the other: started a step early, their latency is hidden.
+  template <class Activation>
+  __device__ void prepare(const Activation& activation) {
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      sigmoid[2 * pair] = activation.sigmoid(device::first_of(g[pair]));
+      sigmoid[2 * pair + 1] = activation.sigmoid(device::second_of(g[pair]));
+    }
+  }
 };
+
+template <class Activation>
+__device__ inline StepGradients step_gradients(const float* p, const StepInputs& in,
+                                               const Activation& activation) {
+  StepGradients out;
+  const float2 w = in.weights;
+#pragma unroll
+  for (int pair = 0; pair < 2; ++pair) {
+    const float g0 = device::first_of(in.g[pair]);
+    const float g1 = device::second_of(in.g[pair]);
+    const float u0 = device::first_of(in.u[pair]);
+    const float u1 = device::second_of(in.u[pair]);
+    const float s0 = in.sigmoid[2 * pair];
+    const float s1 = in.sigmoid[2 * pair + 1];
+    const std::uint32_t a =
+        device::pack_bf16(activation.value(g0, u0, s0), activation.value(g1, u1, s1));
+    const float a0 = device::first_of(a);
+    const float a1 = device::second_of(a);
+    const float p0 = p[2 * pair];
+    const float p1 = p[2 * pair + 1];
+    const auto gradient0 = activation.gradient(g0, u0, w.x * p0, s0);
+    const auto gradient1 = activation.gradient(g1, u1, w.y * p1, s1);
+    out.dg[pair] = device::pack_bf16(gradient0.dg, gradient1.dg);
+    out.du[pair] = device::pack_bf16(gradient0.du, gradient1.du);
+    out.wa[pair] = device::pack_bf16(w.x * a0, w.y * a1);
+    out.dw.x = pair == 0 ? p0 * a0 : fmaf(p0, a0, out.dw.x);
+    out.dw.y = pair == 0 ? p1 * a1 : fmaf(p1, a1, out.dw.y);
+  }
+  return out;
+}
+
+/// Zeroes this warp's 16 channels of the rows from `first_row` to `end_row` (at most 15) of dg, du
+/// and w a. Done after the rows are written, so that the arithmetic carries no masks.
+__device__ inline void zero_pad_rows(std::uint32_t part, std::uint32_t weighted, int first_row,
+                                     int end_row) {
+  __syncwarp();
+  const int lane = device::lane_idx();
+  const int row = first_row + lane / 2;
+  if (row >= end_row) return;
+  const std::uint32_t warp = threadIdx.x % device::kWarpgroupSize / device::kWarpSize;
+  const std::uint32_t offset = device::swizzled_offset(row, 2 * warp + lane % 2);
+  for (const std::uint32_t address : {part + offset, part + kUpBytes + offset, weighted + offset}) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
+  }
+}
 
 __device__ inline void store_step(const StepAddresses& at, int step, const StepGradients& out) {
   device::store_two_blocks_transposed(at.stage + step * kStepBytes, out.dg);
@@ -118,31 +133,26 @@ __device__ inline void store_step_sum(std::uint32_t address, float2 dw) {
   }
 }
 
-/// The rows of one gradient stage; `p` are their accumulators. A step's dw sums wait for the next
-/// step, whose arithmetic hides the latency of the shuffles. Loads beyond the last row read stale
-/// shared memory and are not used.
+/// The rows of one gradient stage; `p` are their accumulators. The loop asks once a unit whether to
+/// go on, so that the compiler interleaves two steps. Loads beyond the last row read stale shared
+/// memory and are not used.
 template <class Activation>
-__device__ inline void write_gradient_part(const float* p, int num_units, int num_rows,
-                                           const StepAddresses& at, const Activation& activation) {
+__device__ inline void write_gradient_part(const float* p, int num_units, const StepAddresses& at,
+                                           const Activation& activation) {
   constexpr std::uint32_t kSumBytes = kRowsPerStep * sizeof(float);
-  const int num_steps = num_units * (schedule::kRowsPerUnit / kRowsPerStep);
-  if (num_steps == 0) return;
+  constexpr int kStepsPerUnit = schedule::kRowsPerUnit / kRowsPerStep;
   StepInputs inputs[2];
-  float2 dw;
   inputs[0].load(at, 0);
+  inputs[0].prepare(activation);
 #pragma unroll
   for (int step = 0; step < kHalfRows / kRowsPerStep; ++step) {
-    if (step >= num_steps) break;
+    if (step % kStepsPerUnit == 0 && step / kStepsPerUnit >= num_units) break;
     inputs[(step + 1) % 2].load(at, step + 1);
-    const StepInputs& in = inputs[step % 2];
-    StepGradients out = step_gradients(&p[step * 4], in.g, in.u, in.weights, activation);
-    if (step > 0) store_step_sum(at.sums + (step - 1) * kSumBytes, dw);
-    const int rows_left = num_rows - step * kRowsPerStep;
-    if (rows_left < kRowsPerStep) mask_step(out, rows_left);
+    const StepGradients out = step_gradients(&p[step * 4], inputs[step % 2], activation);
+    inputs[(step + 1) % 2].prepare(activation);
     store_step(at, step, out);
-    dw = out.dw;
+    store_step_sum(at.sums + step * kSumBytes, out.dw);
   }
-  store_step_sum(at.sums + (num_steps - 1) * kSumBytes, dw);
 }
 
 /// dw's sums over the 64 channels of one part: the four warps' sums, in order.

@@ -62,13 +62,17 @@ __device__ inline void gate_up_gradient_math_role(const GateUpGradientParams& pa
         const GradientPart part =
             gradient_part(tile.channel_tile, tile.num_units, warpgroup, gradient_stage);
         const std::uint32_t stage = stages + ring.slot * kStageBytes;
+        const std::uint32_t gradients = stage + warpgroup * kWarpgroupPartBytes;
         device::wait(barriers.filled + ring.slot * 8U, ring.parity);
-        const std::uint32_t weighted = writer.begin(gradient_stage);
+        const std::uint32_t weighted = writer.begin_slot(gradient_stage);
         write_gradient_part(
-            &acc[block][half * kHalfRows / 2], part.num_units, tile.num_rows - part.first_row,
-            {stage + warpgroup * kWarpgroupPartBytes + writer.lane_offset(), weighted,
+            &acc[block][half * kHalfRows / 2], part.num_units,
+            {gradients + writer.lane_offset(), weighted + writer.lane_offset(),
              stage + kRowWeightBytes + device::lane_idx() % 4 * 8, sums + part.first_row * 4},
             activation);
+        const int num_rows = tile.num_rows - part.first_row;
+        const int end_row = part.num_units * schedule::kRowsPerUnit;
+        if (num_rows < end_row) zero_pad_rows(gradients, weighted, max(num_rows, 0), end_row);
         writer.end(gradient_stage);
         if (device::lane_idx() == 0) device::arrive(written + gradient_stage * 8U);
         // One barrier a part: the halves' sums lie apart, and the other half's barrier lies between
