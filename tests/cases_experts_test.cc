@@ -1,7 +1,6 @@
 // Small inputs on which published MoE layers failed, about experts and ranks without rows: cases
 // 1-4, 6, 12 and 17. Legend: R ranks, T tokens, H hidden, I intermediate, E experts, K slots.
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,6 +8,7 @@
 
 #include "layer/workspace.h"
 #include "layer_fixture.h"
+#include "sparse_memory.h"
 
 namespace megamoe::verify {
 namespace {
@@ -185,29 +185,6 @@ TEST(Case06RowGroups, ChangingOneExpertChangesOnlyItsRows) {
     EXPECT_EQ(changed_slices(before.ddown, after.ddown, expert_size * 2, 3), only_changed);
   }
 }
-
-/// Address space that takes no memory until it is touched.
-class SparseMemory {
- public:
-  explicit SparseMemory(std::size_t bytes) : bytes_(bytes) {
-    data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  }
-  SparseMemory(const SparseMemory&) = delete;
-  SparseMemory& operator=(const SparseMemory&) = delete;
-  ~SparseMemory() {
-    if (usable()) munmap(data_, bytes_);
-  }
-  [[nodiscard]] bool usable() const { return data_ != MAP_FAILED; }
-  template <class T>
-  [[nodiscard]] T* as() const {
-    return static_cast<T*>(data_);
-  }
-
- private:
-  std::size_t bytes_;
-  void* data_;
-};
 
 TEST(Case12HugeExpertWeights, TheLastExpertLiesBeyondTwoToThe31Elements) {
   // E = 512 of 5120 x 2048 are 10.7 GB a weight. Experts as far apart as those, but 64 x 64 each,

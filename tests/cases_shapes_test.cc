@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "comm/workspace_layout.h"
 #include "layer/workspace.h"
 #include "layer_fixture.h"
+#include "sparse_memory.h"
 
 namespace megamoe::verify {
 namespace {
@@ -48,7 +50,7 @@ TEST(Case07UnequalRanks, MoreThanMaxTokensIsRefusedOnEveryRank) {
 
 TEST(Case11ManyRows, OffsetsPassTwoToThe31) {
   // 300,000 rows of 7168 are 4.3 GB a buffer and are not allocated here: what is checked is the
-  // address arithmetic of the workspace, and, with rows far apart, of the caller's tensors.
+  // address arithmetic of the workspace, and below, with rows far apart, of the caller's tensors.
   constexpr std::int64_t kRows = 300000;
   constexpr std::int64_t kHidden = 7168;
   static_assert(kRows * kHidden > std::int64_t{1} << 31);
@@ -66,6 +68,47 @@ TEST(Case11ManyRows, OffsetsPassTwoToThe31) {
   config.shape = {kRows, kHidden, 2048, 8, 1};
   EXPECT_EQ(workspace_bytes(config, 1).local, local.bytes);
   EXPECT_EQ(workspace_bytes(config, 1).symmetric, symmetric.bytes);
+}
+
+TEST(Case11ManyRows, RowsOfTheCallerLieBeyondTwoToThe31Elements) {
+  const Problem problem = make_problem(spec_with_tokens({5}));
+  const LayerTensors dense = run_layer(problem, {});
+  constexpr std::int64_t kStride = std::int64_t{3} << 29;  // 4 * kStride = 1.5 * 2^32 elements
+  const std::size_t bytes = (4 * kStride + 64) * sizeof(bf16);
+  const SparseMemory inputs(bytes);
+  const SparseMemory outputs(bytes);
+  if (!inputs.usable() || !outputs.usable()) GTEST_SKIP() << "no 26 GB of address space";
+  const auto spread = [](auto* data) {
+    auto view = tensor_view(data, {5, 64});
+    view.strides[0] = kStride;
+    return view;
+  };
+  const auto fill = [&](const std::vector<bf16>& rows) {
+    for (int row = 0; row < 5; ++row) {
+      std::copy_n(&rows[row * 64], 64, inputs.as<bf16>() + row * kStride);
+    }
+  };
+  const auto expect_rows = [&](const RawTensor& wanted) {
+    for (int row = 0; row < 5; ++row) {
+      EXPECT_EQ(std::memcmp(outputs.as<bf16>() + row * kStride, &wanted.bytes[row * 128], 128), 0);
+    }
+  };
+  const auto* input_rows = const_cast<const bf16*>(inputs.as<bf16>());
+  run_sessions(problem, {}, [&](RankSession& session, Communicator&) {
+    ForwardInput input = session.data().forward_input();
+    input.x = spread(input_rows);
+    fill(problem.x_TH);
+    const CallContext context = session.layer().forward(input, {spread(outputs.as<bf16>())});
+    expect_rows(dense.y);
+    BackwardInput backward_input = session.data().backward_input();
+    backward_input.dy = spread(input_rows);
+    fill(problem.dy_TH);
+    BackwardOutput output = session.data().backward_output();
+    output.dx = spread(outputs.as<bf16>());
+    session.layer().backward(context, backward_input, output);
+    expect_rows(dense.dx);
+    EXPECT_TRUE(session.tensors().ddown == dense.ddown);
+  });
 }
 
 TEST(Case13Capacity, ExactlyFullThenOneRowTooMany) {
@@ -287,6 +330,37 @@ TEST(Case24TwoLayersOnOneWorkspace, GiveTheBitsOfTwoWorkspaces) {
   });
   EXPECT_EQ(differing_tensors(concatenate(tensors1_R), alone1), "");
   EXPECT_EQ(differing_tensors(concatenate(tensors2_R), alone2), "");
+}
+
+TEST(Case24TwoLayersOnOneWorkspace, FromTwoThreadsAreRightOrRefused) {
+  const Problem problem = make_problem(spec_with_tokens({20}));
+  const LayerTensors alone = run_layer(problem, {});
+  run_ranks(1, [&](Communicator& group) {
+    const LayerConfig config = layer_config(problem.spec, {});
+    Workspace workspace(config, group);
+    MoeLayer layer1(config, group, workspace);
+    MoeLayer layer2(config, group, workspace);
+    const auto hammer = [&](MoeLayer& layer) {
+      RankData data(problem, {}, 0);
+      for (int num_done = 0; num_done < 20;) {
+        CallContext context;
+        const auto attempt = [&](auto call) {
+          const std::optional<Error> error = error_of(call);
+          if (!error) return true;
+          EXPECT_NE(std::string(error->what()).find("in use"), std::string::npos) << error->what();
+          std::this_thread::yield();
+          return false;
+        };
+        while (!attempt([&] { context = data.forward(layer); })) continue;
+        while (!attempt([&] { data.backward(layer, context); })) continue;
+        EXPECT_EQ(differing_tensors(data.tensors(), alone), "");
+        ++num_done;
+      }
+    };
+    std::thread other([&] { hammer(layer2); });
+    hammer(layer1);
+    other.join();
+  });
 }
 
 TEST(Case24TwoLayersOnOneWorkspace, OverlappingUseIsRefused) {

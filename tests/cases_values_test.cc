@@ -190,6 +190,15 @@ TEST(Case20SlotSum, IsMadeInFp32AndRoundedOnce) {
   }
 }
 
+TEST(Case20SlotSum, IsAChainOfFusedMultiplyAdds) {
+  // The product of the first slot is rounded; the second slot takes it off exactly and leaves the
+  // rounding error: (1 + 2^-23) (1 + 2^-7) = 1 + 2^-7 + 2^-23 + 2^-30. Unfused, the sum would be 0.
+  constexpr float kWeight = 1.0F + 0x1p-23F;
+  const Problem problem =
+      scaling_problem({1.0F + 0x1p-7F, -1.0F - 0x1p-7F}, {kWeight, kWeight}, {0, 1});
+  EXPECT_EQ(run_layer(problem, {}).y.to_host().values, std::vector<double>{-0x1p-30});
+}
+
 TEST(Case21Reruns, AHundredStepsGiveEqualBits) {
   for (const int num_ranks : {1, 4}) {
     SCOPED_TRACE(num_ranks);

@@ -43,27 +43,5 @@ TEST(RowTiles, AClusterThatSharesChannelsMayHaveATileWithoutRows) {
   EXPECT_EQ(unit_tile(1, 2, 1).count, 0);
 }
 
-TEST(RowTiles, TheCutTailFillsWholeRounds) {
-  for (int num_tiles = 1; num_tiles <= 1000; ++num_tiles) {
-    for (const int workers : {1, 2, 66}) {
-      const TailCut tail = cut_tail(num_tiles, workers);
-      const int cut = num_tiles - tail.first;
-      ASSERT_EQ(tail.first % workers, 0);
-      if (cut == 0) continue;
-      EXPECT_EQ(tail.denominator, cut);
-      EXPECT_TRUE(tail.numerator % workers == 0 || tail.numerator == 2 * cut);
-      EXPECT_GE(tail.numerator, cut);
-      EXPECT_LE(tail.numerator, 2 * cut);
-    }
-  }
-}
-
-TEST(RowTiles, ACutTileKeepsAtLeastOneUnit) {
-  const TailCut tail = cut_tail(48, 66);
-  EXPECT_EQ(tail.cut(3, 63), 4);
-  EXPECT_EQ(tail.cut(1, 1), 1);
-  EXPECT_EQ(tail.cut(0, 0), 0);
-}
-
 }  // namespace
 }  // namespace megamoe::schedule

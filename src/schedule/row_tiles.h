@@ -43,30 +43,4 @@ MEGAMOE_HOST_DEVICE constexpr UnitRange unit_tile(int num_units, int num_tiles, 
   return {tile_idx * small + (extra != 0 ? tile_idx : num_large), small + extra};
 }
 
-/// How the last experts are cut finer, so that the last round of CTAs or clusters is full: experts
-/// whose tiles start at `first` or later hold numerator / denominator times as many row tiles.
-struct TailCut {
-  int first = 0;
-  int numerator = 1;
-  int denominator = 1;
-
-  /// Row tiles of such an expert, of at least one of its units each.
-  [[nodiscard]] MEGAMOE_HOST_DEVICE constexpr int cut(int num_row_tiles, int max_row_tiles) const {
-    const int finer = (2 * num_row_tiles * numerator + denominator) / (2 * denominator);
-    return finer < max_row_tiles ? finer : max_row_tiles;
-  }
-};
-
-/// `num_tiles` tiles on `num_workers` that each take every num_workers-th: the tiles of the last,
-/// partly filled round (and of the one before, where it is less than half full) fill one or two
-/// whole rounds. At most twice as many tiles: smaller ones load more for what they multiply.
-MEGAMOE_HOST_DEVICE constexpr TailCut cut_tail(int num_tiles, int num_workers) {
-  const int rest = num_tiles % num_workers;
-  if (rest == 0) return {num_tiles, 1, 1};
-  int tail = 2 * rest >= num_workers ? rest : rest + num_workers;
-  tail = tail < num_tiles ? tail : num_tiles;
-  const int target = tail > num_workers ? 2 * num_workers : num_workers;
-  return {num_tiles - tail, target < 2 * tail ? target : 2 * tail, tail};
-}
-
 }  // namespace megamoe::schedule

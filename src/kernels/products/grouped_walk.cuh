@@ -26,53 +26,25 @@ __device__ inline int num_walk_channel_tiles(int num_channel_tiles) {
                                  : num_channel_tiles;
 }
 
-/// Cluster row tiles of one expert, before the tail is cut.
-template <Shared kShared>
-__device__ inline int num_cluster_row_tiles(int num_rows) {
-  const int row_tiles = num_group_row_tiles<kShared>(num_rows);
-  return kShared == Shared::channels ? row_tiles / kClusterSize : row_tiles;
-}
-
-__device__ inline int inclusive_sum(int value) {
-  for (int distance = 1; distance < device::kWarpSize; distance *= 2) {
-    const int left = __shfl_up_sync(0xffffffffU, value, distance);
-    if (device::lane_idx() >= distance) value += left;
-  }
-  return value;
-}
-
 /// One warp fills first_tile[0 .. num_groups] with the running number of cluster tiles.
 template <Shared kShared>
 __device__ inline void count_tiles(const GroupedRowsArgs& rows, int num_channel_tiles,
                                    std::int32_t* first_tile) {
   const int lane = device::lane_idx();
-  const int channel_tiles = num_walk_channel_tiles<kShared>(num_channel_tiles);
-  const auto row_tiles_of = [&](int group) {
-    return group < rows.num_groups ? num_cluster_row_tiles<kShared>(rows.count[group]) : 0;
-  };
-  int total = 0;
-  for (int group = lane; group < rows.num_groups; group += device::kWarpSize) {
-    total += row_tiles_of(group);
-  }
-  total = __reduce_add_sync(0xffffffffU, total) * channel_tiles;
-  const schedule::TailCut tail =
-      schedule::cut_tail(total, static_cast<int>(gridDim.x) / kClusterSize);
-
-  int uncut_before = 0;
-  int before = 0;
+  const int tiles_per_row_tile = num_walk_channel_tiles<kShared>(num_channel_tiles);
+  int running = 0;
   for (int base = 0; base < rows.num_groups; base += device::kWarpSize) {
     const int group = base + lane;
-    int row_tiles = row_tiles_of(group);
-    const int uncut = inclusive_sum(row_tiles * channel_tiles);
-    if (uncut_before + uncut - row_tiles * channel_tiles >= tail.first) {
-      const int units = group < rows.num_groups ? schedule::num_row_units(rows.count[group]) : 0;
-      row_tiles = tail.cut(
-          row_tiles, kShared == Shared::channels ? schedule::ceil_div(units, kClusterSize) : units);
+    const int row_tiles =
+        group < rows.num_groups ? num_group_row_tiles<kShared>(rows.count[group]) : 0;
+    int inclusive =
+        (kShared == Shared::channels ? row_tiles / kClusterSize : row_tiles) * tiles_per_row_tile;
+    for (int distance = 1; distance < device::kWarpSize; distance *= 2) {
+      const int left = __shfl_up_sync(0xffffffffU, inclusive, distance);
+      if (lane >= distance) inclusive += left;
     }
-    const int cut = inclusive_sum(row_tiles * channel_tiles);
-    if (group < rows.num_groups) first_tile[group + 1] = before + cut;
-    uncut_before += __shfl_sync(0xffffffffU, uncut, device::kWarpSize - 1);
-    before += __shfl_sync(0xffffffffU, cut, device::kWarpSize - 1);
+    if (group < rows.num_groups) first_tile[group + 1] = running + inclusive;
+    running += __shfl_sync(0xffffffffU, inclusive, device::kWarpSize - 1);
   }
   if (lane == 0) first_tile[0] = 0;
 }
@@ -97,10 +69,7 @@ class GroupedWalk {
     next_ += static_cast<int>(gridDim.x) / kClusterSize;
 
     const int count = rows_.count[group_];
-    const int cluster_row_tiles =
-        (first_tile_[group_ + 1] - first_tile_[group_]) / walk_channel_tiles_;
-    const int row_tiles =
-        kShared == Shared::rows ? cluster_row_tiles : cluster_row_tiles * kClusterSize;
+    const int row_tiles = num_group_row_tiles<kShared>(count);
     const int channel = local % walk_channel_tiles_;
     const int row = local / walk_channel_tiles_;
     const schedule::UnitRange units =
