@@ -2,8 +2,27 @@
 
 #include "common/devices.h"
 #include "device/capability.h"
+#include "megamoe/config.h"
+#include "megamoe/error.h"
 
 namespace megamoe::tools {
+namespace {
+
+/// Why the layer does not run on any CUDA device, in its own words; empty where it does.
+std::string layer_refusal() {
+  LayerConfig config;
+  config.shape = {
+      .max_tokens = 64, .hidden_dim = 64, .intermediate_dim = 64, .num_experts = 1, .top_k = 1};
+  config.backend = Backend::cuda;
+  try {
+    validate(config, 1);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
 
 CudaDevices cuda_devices() {
   int count = 0;
@@ -16,7 +35,10 @@ CudaDevices cuda_devices() {
     cudaDeviceProp properties{};
     if (cudaGetDeviceProperties(&properties, index) != cudaSuccess) continue;
     const device::Capability capability = device::capability_of(properties.major, properties.minor);
-    result.devices.push_back({"cuda", properties.name, capability.can_run, capability.reason});
+    const std::string refusal = layer_refusal();
+    result.devices.push_back(
+        {"cuda", properties.name, capability.can_run && refusal.empty(),
+         capability.can_run && !refusal.empty() ? refusal : capability.reason});
   }
   if (result.devices.empty()) result.note = "no device";
   return result;
