@@ -254,6 +254,7 @@ std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int num_ran
   }
   const auto group = std::make_shared<ThreadGroup>(num_ranks);
   std::vector<std::unique_ptr<Communicator>> communicators;
+  communicators.reserve(num_ranks);
   for (int rank = 0; rank < num_ranks; ++rank) {
     communicators.push_back(std::make_unique<ThreadCommunicator>(group, rank));
   }

@@ -14,12 +14,16 @@ MoeShape layer_shape(std::int64_t hidden_dim, std::int64_t intermediate_dim,
           .top_k = top_k};
 }
 
+[[noreturn]] void refuse(const std::string& text, const std::string& why) {
+  throw std::invalid_argument("'" + text + "': " + why);
+}
+
 std::int32_t parse_divisor(const std::string& text, const std::string& digits) {
   std::int32_t divisor = 0;
   const char* end = digits.data() + digits.size();
   const auto result = std::from_chars(digits.data(), end, divisor);
   if (result.ec != std::errc{} || result.ptr != end || divisor < 1) {
-    throw std::invalid_argument("'" + text + "' does not end in /NUMBER");
+    refuse(text, "must end in /NUMBER");
   }
   return divisor;
 }
@@ -38,9 +42,7 @@ const std::vector<NamedShape>& model_shapes() {
 NamedShape parse_shape(const std::string& text) {
   const auto slash = text.find('/');
   const std::string model = text.substr(0, slash);
-  std::string known;
   for (const NamedShape& candidate : model_shapes()) {
-    known += (known.empty() ? "" : ", ") + candidate.name;
     if (candidate.name != model) continue;
     NamedShape result{text, candidate.shape};
     if (slash == std::string::npos) return result;
@@ -48,16 +50,17 @@ NamedShape parse_shape(const std::string& text) {
     MoeShape& shape = result.shape;
     if (shape.hidden_dim % divisor != 0 || shape.intermediate_dim % divisor != 0 ||
         shape.num_experts % divisor != 0 || shape.num_experts / divisor < shape.top_k) {
-      throw std::invalid_argument("'" + text + "': hidden, intermediate and experts of " + model +
-                                  " cannot all be divided by " + std::to_string(divisor));
+      refuse(text, "hidden, intermediate and experts of the model cannot all be divided by " +
+                       std::to_string(divisor));
     }
     shape.hidden_dim /= divisor;
     shape.intermediate_dim /= divisor;
     shape.num_experts /= divisor;
     return result;
   }
-  throw std::invalid_argument("'" + model + "' is not one of " + known +
-                              " (with /NUMBER for a smaller one)");
+  std::string known;
+  for (const NamedShape& candidate : model_shapes()) known.append(candidate.name).append(", ");
+  refuse(text, "must be one of " + known + "with /NUMBER for a smaller one");
 }
 
 }  // namespace megamoe::bench
