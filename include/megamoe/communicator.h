@@ -37,6 +37,9 @@ class Communicator {
 
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int size() const = 0;
+  /// The CUDA device whose memory allocate_symmetric() gives; kHostMemory where it gives the host's.
+  [[nodiscard]] virtual int device() const { return kHostMemory; }
+  static constexpr int kHostMemory = -1;
 
   virtual void barrier(const char* what, double deadline_s) = 0;
   /// Gathers `bytes` of every rank into `all` (size() * bytes), in rank order. For small data.

@@ -11,10 +11,6 @@
 
 namespace megamoe::gpu {
 
-inline constexpr std::int32_t kMaxRanks = 72;
-inline constexpr std::int32_t kMaxExperts = 512;
-inline constexpr std::int32_t kMaxSlots = 16;
-
 enum class CallKind : std::int32_t { forward, backward };
 
 struct RankView {
@@ -48,7 +44,7 @@ struct RankView {
   }
   [[nodiscard]] MEGAMOE_HOST_DEVICE std::int32_t* counts_RE(std::uint64_t epoch, int at) const {
     return symmetric.counts_2RE.in(symmetric_R[at]) +
-           static_cast<std::int64_t>(epoch % 2) * dims.routing.num_ranks * dims.routing.num_experts;
+           static_cast<std::int64_t>(epoch % 2) * dims.routing.num_ranks * kMaxExperts;
   }
   [[nodiscard]] MEGAMOE_HOST_DEVICE PullLists pull_lists(int source) const {
     std::byte* base = symmetric_R[source];
