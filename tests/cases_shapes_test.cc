@@ -321,7 +321,9 @@ TEST(Case24TwoLayersOnOneWorkspace, GiveTheBitsOfTwoWorkspaces) {
   const LayerTensors alone2 = run_layer(second, {});
   std::vector<LayerTensors> tensors1_R(2);
   std::vector<LayerTensors> tensors2_R(2);
-  run_ranks(2, [&](Communicator& group) {
+  run_ranks(2, [&](Communicator& threads) {
+    const BackendGroup backend_group(threads, default_backend());
+    Communicator& group = backend_group.get();
     const LayerConfig config = layer_config(first.spec, {});
     Workspace workspace(config, group);
     MoeLayer layer1(config, group, workspace);

@@ -92,8 +92,9 @@ TEST(Case09EmptySlots, ATokenWithoutExpertsIsZero) {
   const LayerTensors tensors = run_layer(problem, {});
   expect_right(problem, tensors, {});
   for (const std::int64_t token : {0, 4, 10}) {
-    EXPECT_TRUE(all_zero(tensors.y, token * 32, 32));
-    EXPECT_TRUE(all_zero(tensors.dx, token * 32, 32));
+    const std::int64_t hidden = problem.spec.hidden_dim;
+    EXPECT_TRUE(all_zero(tensors.y, token * hidden, hidden));
+    EXPECT_TRUE(all_zero(tensors.dx, token * hidden, hidden));
     EXPECT_TRUE(all_zero(tensors.dweights, token * 2, 2));
   }
 }
@@ -237,7 +238,9 @@ TEST(Case25CallsInFlight, ThreeForwardsThenThreeBackwards) {
     }
     const std::vector<std::vector<int>> orders = {{0, 1, 2}, {2, 1, 0}, {1, 2, 0}};
     std::vector<std::vector<LayerTensors>> tensors(3, std::vector<LayerTensors>(2));
-    run_ranks(2, [&](Communicator& group) {
+    run_ranks(2, [&](Communicator& threads) {
+      const BackendGroup backend_group(threads, options.backend);
+      Communicator& group = backend_group.get();
       const LayerConfig config = layer_config(problems[2].spec, options);  // the largest max T
       Workspace workspace(config, group);
       MoeLayer layer(config, group, workspace);

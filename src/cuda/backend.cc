@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <string>
+#include <thread>
 
 #include "cuda/check_arguments.h"
 #include "cuda/entry.h"
@@ -82,6 +84,7 @@ CudaBackend::CudaBackend(const LayerConfig& config, Workspace::Impl& workspace)
   }
   view_.scratch = memory_.local.data();
   view_.failure = memory_.failure.get();
+  view_.stop = memory_.stop.get();
   view_.entry_deadline_ns = to_ns(config.entry_deadline_s);
   view_.inner_deadline_ns = to_ns(config.inner_deadline_s);
 }
@@ -316,14 +319,45 @@ void CudaBackend::backward(const CallState* call_state, const BackwardInput& inp
   memory_.order.leave(stream);
 }
 
+/// Waits for the stream; meanwhile, from time to time, looks whether the peers are still there. Where
+/// one has gone, kernels that wait for it are told to give up. Returns what is known about it.
+std::optional<Error> CudaBackend::wait_for(cudaStream_t stream) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kBusy{2};
+  constexpr std::chrono::milliseconds kBetweenLooks{50};
+  std::optional<Error> departure;
+  const Clock::time_point start = Clock::now();
+  Clock::time_point next_look = start + kBetweenLooks;
+  for (;;) {
+    const cudaError_t status = cudaStreamQuery(stream);
+    if (status != cudaErrorNotReady) {
+      cuda::check(status, "MoeLayer::check");
+      return departure;
+    }
+    const Clock::time_point now = Clock::now();
+    if (now - start > kBusy) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    if (departure || now < next_look) continue;
+    next_look = now + kBetweenLooks;
+    try {
+      workspace_.communicator.throw_if_peer_left();
+    } catch (const Error& error) {
+      departure = error;
+      *const_cast<volatile std::uint32_t*>(memory_.stop.get()) = 1;
+    }
+  }
+}
+
 void CudaBackend::check(Stream stream) {
   const CurrentDevice current(memory_.device);
-  cuda::check(cudaStreamSynchronize(to_cuda(stream)), "MoeLayer::check");
+  const std::optional<Error> departure = wait_for(to_cuda(stream));
   memory_.order.synchronize();
   device::FailureRecord& record = *memory_.failure.get();
   if (record.is_set == 0) return;
   const Error error = gpu::to_error(record);
   if (!device::is_fatal(record.code)) record = {};
+  if (departure && record.code == device::FailureCode::peer_failed) {
+    throw Error(departure->code(), std::string(error.what()) + ": " + departure->what());
+  }
   throw error;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 
 #include "cuda/call_state.h"
 #include "cuda/workspace.h"
@@ -48,6 +49,7 @@ class CudaBackend final : public LayerBackend {
   /// Runs what the host checks before a call; where it throws, peers learn that the call fails.
   void or_refuse(gpu::CallKind kind, cudaStream_t stream, const std::function<void()>& checks);
   void throw_recorded_failure() const;
+  std::optional<Error> wait_for(cudaStream_t stream);
   void gate_up_gradient(const CudaCallState& state, const BackwardInput& input,
                         const products::LaunchOptions& launch);
 

@@ -8,7 +8,8 @@ namespace megamoe::cuda {
 /// Within a stream capture nothing is recorded or awaited: who replays graphs orders them.
 class StreamOrder {
  public:
-  StreamOrder() {
+  explicit StreamOrder(int device) {
+    const CurrentDevice current(device);
     check(cudaEventCreateWithFlags(&last_call_, cudaEventDisableTiming), "cudaEventCreate");
   }
   StreamOrder(const StreamOrder&) = delete;

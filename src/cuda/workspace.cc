@@ -22,6 +22,7 @@ int device_of(const Communicator& communicator) {
 CudaWorkspace::CudaWorkspace(const LayerConfig& config, Workspace::Impl& workspace)
     : device(device_of(workspace.communicator)),
       local(device, workspace.bytes.local, "the row buffers of a workspace"),
+      order(device),
       workspace_(workspace) {
   const CurrentDevice current(device);
   const WorkspaceDims dims = workspace_dims(config, workspace.communicator.size());

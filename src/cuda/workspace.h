@@ -23,6 +23,7 @@ class CudaWorkspace final : public WorkspaceMemory {
   int device;
   DeviceMemory local;
   PinnedValue<device::FailureRecord> failure;
+  PinnedValue<std::uint32_t> stop;  ///< set once a peer has gone: kernels that wait give up
   StreamOrder order;
   StageClock stages;
 

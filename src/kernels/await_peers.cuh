@@ -46,7 +46,7 @@ __device__ inline bool await_peers(const RankView& view, device::Signal what, st
   device::FailureRecord failure{};
   if (peer < view.routing().num_ranks) {
     const device::Arrival arrival =
-        device::await_signal(view.signal(what, view.rank, peer), epoch, deadline_ns);
+        device::await_signal(view.signal(what, view.rank, peer), epoch, deadline_ns, view.stop);
     failure.code = arrival.failure;
     failure.rank = view.rank;
     failure.peer = peer;

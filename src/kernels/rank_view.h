@@ -22,6 +22,7 @@ struct RankView {
   std::byte* symmetric_R[kMaxRanks] = {};  ///< the rank's own memory has one address everywhere
   std::byte* scratch = nullptr;
   device::FailureRecord* failure = nullptr;  ///< pinned host memory
+  const std::uint32_t* stop = nullptr;  ///< pinned host memory: not 0 once no peer is to be awaited
   std::uint64_t entry_deadline_ns = 0;
   std::uint64_t inner_deadline_ns = 0;
 

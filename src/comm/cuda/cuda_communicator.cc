@@ -266,6 +266,7 @@ class CudaCommunicator final : public Communicator {
     }
     return std::make_unique<WindowHeap>(nccl_group_, group_, bytes, device_, deadline_s);
   }
+  void throw_if_peer_left() const override { group_.throw_if_peer_left(); }
   void abort(const std::string& reason) noexcept override {
     if (nccl_group_ != nullptr) nccl_group_->fail();
     group_.abort(reason);
