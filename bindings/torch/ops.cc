@@ -5,15 +5,19 @@
 //
 // How a forward call's context reaches its backward call: the forward operator returns, beside y,
 // an int64 tensor `call` [e] on the CPU. What it holds is data like any other (the rows that each
-// local expert received); its memory belongs to the CallContext and is released with it. So
-// whatever keeps the tensor keeps the context: autograd's saved tensors, the cache of selective
-// checkpointing, a compiled graph; without a backward pass nothing keeps it, and it goes at once.
-// The backward operator finds the context by the tensor's address. A copy of the tensor (hooks that
-// move saved tensors elsewhere) has another address: then the backward operator runs the forward
-// call again, with equal bits. Rejected: a number as handle, which nothing frees, and which would
-// make outputs differ from run to run; a ScriptObject, which is not in the stable ABI.
+// local expert received; on CUDA, where only the device knows them, -1); its memory belongs to the
+// CallContext and is released with it. So whatever keeps the tensor keeps the context: autograd's
+// saved tensors, the cache of selective checkpointing, a compiled graph; without a backward pass
+// nothing keeps it, and it goes at once. The backward operator finds the context by the tensor's
+// address. A copy of the tensor (hooks that move saved tensors elsewhere) has another address: then
+// the backward operator runs the forward call again, with equal bits. Rejected: a number as handle,
+// which nothing frees, and which would make outputs differ from run to run; a ScriptObject, which
+// is not in the stable ABI.
 //
-// A rank must not fail alone: whatever it finds wrong before the call is exchanged first (Group).
+// A rank must not fail alone: whatever it finds wrong before the call is exchanged first on the
+// CPU, and told to the peers by a refused call on CUDA, where ranks do not wait for each other
+// (Group).
+#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -118,7 +122,7 @@ Arguments prepare(const Tensor& x, const Tensor& expert_ids, const Tensor& weigh
   config.backend = x.is_cuda() ? Backend::cuda : Backend::cpu;
   validate(config, num_ranks);
 
-  arguments.x_TH = as_matrix("x", x);
+  arguments.x_TH = as_rows("x", x);
   arguments.ids_TK = as_ids(expert_ids, config.shape.num_experts);
   arguments.weights_TK = as_matrix("weights", weights);
   arguments.num_tokens = arguments.x_TH.sizes()[0];
@@ -130,16 +134,39 @@ Arguments prepare(const Tensor& x, const Tensor& expert_ids, const Tensor& weigh
   return arguments;
 }
 
+/// Where the call runs: the host, or a device with torch's current stream of it. The device is the
+/// current one meanwhile.
+struct Place {
+  explicit Place(const Tensor& x) {
+    if (!x.is_cuda()) return;
+    device = x.get_device_index();
+    guard.emplace(device);
+    stream = current_stream(device);
+  }
+  [[nodiscard]] bool on_host() const { return !guard.has_value(); }
+
+  int device = 0;
+  Stream stream;
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+};
+
 /// Collective, as all that follows.
 std::unique_ptr<PendingCall> run_forward(const std::shared_ptr<Group>& group,
                                          const Arguments& arguments, const LocalOutcome& outcome,
-                                         const TensorView& y) {
+                                         const Place& place, const TensorView& y) {
   auto call = std::make_unique<PendingCall>();
   call->group = group;
-  call->layer = group->layer_for(arguments.config, arguments.num_tokens, outcome);
-  call->context = call->layer->layer.forward(arguments.input, {y});
-  const std::int64_t* rows = call->context.rows_per_expert();
-  call->rows_per_expert.assign(rows, rows + arguments.config.shape.num_experts / group->size());
+  call->layer = place.on_host() ? group->layer_for(arguments.config, arguments.num_tokens, outcome)
+                                : group->device_layer_for(arguments.config, arguments.num_tokens,
+                                                          outcome, {place.device, place.stream});
+  call->context = call->layer->layer.forward(arguments.input, {y}, place.stream);
+  const std::int32_t num_experts = arguments.config.shape.num_experts / group->size();
+  if (place.on_host()) {
+    const std::int64_t* rows = call->context.rows_per_expert();
+    call->rows_per_expert.assign(rows, rows + num_experts);
+  } else {
+    call->rows_per_expert.assign(num_experts, -1);
+  }
   return call;
 }
 
@@ -156,6 +183,7 @@ std::tuple<Tensor, Tensor> forward(const Tensor& x, const Tensor& expert_ids, co
                         max_tokens,    row_capacity};
   const std::shared_ptr<Group> group = find_group(options.group);
   const auto entered = group->enter();
+  const Place place(x);
   Arguments arguments;
   std::optional<Tensor> y;
   TensorView y_view;
@@ -167,7 +195,7 @@ std::tuple<Tensor, Tensor> forward(const Tensor& x, const Tensor& expert_ids, co
     y = empty(x, sizes_of(x));
     y_view = view("y", as_matrix("y", *y));
   });
-  std::unique_ptr<PendingCall> call = run_forward(group, arguments, outcome, y_view);
+  std::unique_ptr<PendingCall> call = run_forward(group, arguments, outcome, place, y_view);
   const auto num_experts = static_cast<std::int64_t>(call->rows_per_expert.size());
   Tensor call_tensor = torch::stable::from_blob(
       keep_call(std::move(call)), {num_experts}, {1},
@@ -190,6 +218,7 @@ std::tuple<Tensor, Tensor> run_backward(const Tensor& dy, const Tensor& call_ten
                                         const Tensor& down_gradient, const Options& options) {
   const std::shared_ptr<Group> group = find_group(options.group);
   const auto entered = group->enter();
+  const Place place(x);
   Arguments arguments;
   std::optional<Gradients> gradients;
   std::optional<Tensor> dy_TH;
@@ -197,7 +226,7 @@ std::tuple<Tensor, Tensor> run_backward(const Tensor& dy, const Tensor& call_ten
   const LocalOutcome outcome = outcome_of([&] {
     arguments = prepare(x, expert_ids, weights, gate_up, down, options, group->size());
     check_sizes("dy", dy, sizes_of(x), "of x");
-    dy_TH = as_matrix("dy", dy);
+    dy_TH = as_rows("dy", dy);
     gradients = Gradients{empty(x, sizes_of(x)), empty(weights, sizes_of(weights)), {}};
     const bool gated = is_gated(arguments.config.activation.kind);
     const auto fused = split_gate_up(view("gradient of gate_up", gate_up_gradient), gated);
@@ -206,15 +235,22 @@ std::tuple<Tensor, Tensor> run_backward(const Tensor& dy, const Tensor& call_ten
                          {fused.gate, fused.up, view("gradient of down", down_gradient)}};
   });
 
+  // On CUDA nobody asks the peers: what keeps saved tensors on one rank does so on all.
+  bool is_lost = call == nullptr;
+  if (place.on_host()) {
+    is_lost = group->any_rank(is_lost, outcome);
+  } else {
+    group->throw_after_refusal(outcome, place.stream);
+  }
   std::unique_ptr<PendingCall> rerun;
-  if (group->any_rank(call == nullptr, outcome)) {
+  if (is_lost) {
     Tensor y = empty(arguments.x_TH, sizes_of(arguments.x_TH));
-    rerun = run_forward(group, arguments, outcome, view("y", y));
+    rerun = run_forward(group, arguments, outcome, place, view("y", y));
     call = rerun.get();
   }
   call->layer->layer.backward(
       call->context, {arguments.input.x, const_view("dy", *dy_TH), arguments.input.experts},
-      gradients->output);
+      gradients->output, place.stream);
   return {gradients->dx, gradients->dweights};
 }
 
@@ -271,6 +307,18 @@ void make_group(std::string name, std::string shared_name, std::int64_t rank,
             std::make_shared<Group>(std::move(communicator), entry_deadline_s, inner_deadline_s));
 }
 
+void reserve(std::string group_name, std::int64_t max_tokens) {
+  const std::shared_ptr<Group> group = find_group(group_name);
+  const auto entered = group->enter();
+  group->reserve(max_tokens);
+}
+
+void check(std::string group_name) {
+  const std::shared_ptr<Group> group = find_group(group_name);
+  const auto entered = group->enter();
+  group->check([](int device) { return current_stream(device); });
+}
+
 /// Why the backend cannot run here, or "" where it can.
 std::string backend_refusal(std::string backend) {
   LayerConfig config;
@@ -302,6 +350,8 @@ STABLE_TORCH_LIBRARY(megamoe, library) {
   library.def(
       "make_group(str name, str shared_name, int rank, int num_ranks, float entry_deadline_s, "
       "float inner_deadline_s) -> ()");
+  library.def("reserve(str name, int max_tokens) -> ()");
+  library.def("check(str name) -> ()");
   library.def("drop_group(str name) -> ()");
   library.def("has_group(str name) -> bool");
   library.def("num_kept_calls() -> int");
@@ -324,6 +374,8 @@ STABLE_TORCH_LIBRARY_IMPL(megamoe, CUDA, library) {
 
 STABLE_TORCH_LIBRARY_IMPL(megamoe, CompositeExplicitAutograd, library) {
   library.impl("make_group", TORCH_BOX(&megamoe::torch_ops::make_group));
+  library.impl("reserve", TORCH_BOX(&megamoe::torch_ops::reserve));
+  library.impl("check", TORCH_BOX(&megamoe::torch_ops::check));
   library.impl("drop_group", TORCH_BOX(&megamoe::torch_ops::drop_group));
   library.impl("has_group", TORCH_BOX(&megamoe::torch_ops::has_group));
   library.impl("num_kept_calls", TORCH_BOX(&megamoe::torch_ops::num_kept_calls));

@@ -1,7 +1,8 @@
 #include "tensors.h"
 
-#include <algorithm>
-#include <limits>
+#include <dlfcn.h>
+
+#include <cstdint>
 
 namespace megamoe::torch_ops {
 namespace {
@@ -94,6 +95,17 @@ Tensor as_matrix(const char* name, const Tensor& tensor) {
   return torch::stable::view(torch::stable::contiguous(tensor), {num_rows, num_columns});
 }
 
+Tensor as_rows(const char* name, const Tensor& tensor) {
+  Tensor matrix = as_matrix(name, tensor);
+  if (!tensor.is_cuda()) return matrix;
+  constexpr std::int64_t kAlignment = 16;
+  const std::int64_t row_bytes = matrix.strides()[0] * dtype_bytes(dtype_of(name, matrix));
+  const bool rows_aligned = matrix.sizes()[0] <= 1 || row_bytes % kAlignment == 0;
+  const auto address = reinterpret_cast<std::uintptr_t>(matrix.data_ptr());
+  if (rows_aligned && address % kAlignment == 0) return matrix;
+  return torch::stable::contiguous(torch::stable::clone(matrix));
+}
+
 Tensor as_ids(const Tensor& expert_ids, std::int64_t num_experts) {
   Tensor ids = as_matrix("expert_ids", expert_ids);
   const DType dtype = dtype_of("expert_ids", ids);
@@ -102,6 +114,11 @@ Tensor as_ids(const Tensor& expert_ids, std::int64_t num_experts) {
                 "expert_ids must be int32 or int64, is " + describe(const_view("expert_ids", ids)));
   }
   if (dtype == DType::int32) return ids;
+  if (ids.is_cuda()) {
+    throw Error(ErrorCode::invalid_argument,
+                "expert_ids is int64 on a CUDA device, where the operator takes int32; megamoe.moe "
+                "converts it");
+  }
   const std::int64_t num_rows = ids.sizes()[0];
   const std::int64_t num_columns = ids.sizes()[1];
   Tensor converted = torch::stable::new_empty(ids, {num_rows, num_columns}, ScalarType::Int);
@@ -121,6 +138,27 @@ Tensor as_ids(const Tensor& expert_ids, std::int64_t num_experts) {
     }
   }
   return converted;
+}
+
+Stream current_stream(const Tensor& tensor) {
+  return tensor.is_cuda() ? current_stream(tensor.get_device_index()) : Stream{};
+}
+
+Stream current_stream(int device) {
+  // Of torch's CUDA library, which a CPU build of torch does not have: it cannot be linked.
+  using Function = std::int32_t (*)(std::int32_t, void**);
+  static const auto function = [] {
+    void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    void* symbol =
+        library == nullptr ? nullptr : dlsym(library, "aoti_torch_get_current_cuda_stream");
+    return reinterpret_cast<Function>(symbol);
+  }();
+  Stream stream;
+  if (function == nullptr || function(device, &stream.handle) != 0) {
+    throw Error(ErrorCode::internal,
+                "torch does not tell its current stream of CUDA device " + std::to_string(device));
+  }
+  return stream;
 }
 
 Tensor empty(const Tensor& like, const std::vector<std::int64_t>& sizes) {

@@ -30,9 +30,12 @@ std::vector<std::int64_t> leading_sizes(const char* name, const Tensor& tensor);
 
 /// [..., C] as [rows, C] with contiguous columns: in place where strides allow it, else a copy.
 Tensor as_matrix(const char* name, const Tensor& tensor);
+/// The same for rows that a device moves in vectors: a copy also where they are not aligned.
+Tensor as_rows(const char* name, const Tensor& tensor);
 
-/// Expert ids as an int32 matrix. int64 is converted; a value that is neither -1 nor from 0 to
-/// num_experts - 1 throws expert_id_out_of_range, naming value and place.
+/// Expert ids as an int32 matrix. On the CPU int64 is converted; a value that is neither -1 nor
+/// from 0 to num_experts - 1 throws expert_id_out_of_range, naming value and place. On a device
+/// int64 is refused: who calls the operator converts it there (megamoe.moe does).
 Tensor as_ids(const Tensor& expert_ids, std::int64_t num_experts);
 
 /// The halves of a fused [e, 2I, H] tensor, in place.
@@ -47,6 +50,10 @@ GateUp<View> split_gate_up(const View& fused, bool gated) {
   const std::int64_t half = fused.sizes[1] / 2;
   return {expert_rows(fused, 0, half), expert_rows(fused, half, half)};
 }
+
+/// torch's current stream of the tensor's device; the CPU has none.
+Stream current_stream(const Tensor& tensor);
+Stream current_stream(int device);
 
 /// An uninitialised contiguous tensor on the device and with the element type of `like`.
 Tensor empty(const Tensor& like, const std::vector<std::int64_t>& sizes);
