@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "group.h"
+#include "megamoe/cuda.h"
 #include "tensors.h"
 
 namespace megamoe::torch_ops {
@@ -322,9 +323,19 @@ void check(std::string group_name) {
 /// Why the backend cannot run here, or "" where it can.
 std::string backend_refusal(std::string backend) {
   LayerConfig config;
-  config.shape = {1, 1, 1, 1, 1};
+  config.shape = {1, 64, 64, 1, 1};
   config.backend = backend == "cuda" ? Backend::cuda : Backend::cpu;
-  const LocalOutcome outcome = outcome_of([&] { validate(config, 1); });
+  const LocalOutcome outcome = outcome_of([&] {
+    validate(config, 1);
+    if (config.backend == Backend::cpu) return;
+    const int num_devices = num_cuda_devices();
+    if (num_devices == 0) {
+      throw Error(ErrorCode::unsupported, "backend cuda: this process can use no CUDA device");
+    }
+    // Says what a device lacks.
+    const auto alone = make_thread_communicators(1);
+    make_cuda_communicator(*alone.front(), 0);
+  });
   return outcome.failed == 0 ? "" : outcome.message.data();
 }
 

@@ -4,7 +4,7 @@ y = megamoe.moe(x, expert_ids, weights, gate_up, down)        # any router
 layer = megamoe.MoELayer(num_experts=64, hidden_dim=1024, expert_dim=512, top_k=4)
 """
 
-from ._groups import init, shutdown
+from ._groups import check, init, reserve, shutdown
 from ._layer import MoELayer, is_expert_parameter
 from ._linear import moe_overlapping_backward_op
 from ._moe import moe
@@ -23,10 +23,12 @@ __all__ = [
     "MoELayer",
     "Router",
     "Routing",
+    "check",
     "init",
     "is_expert_parameter",
     "moe",
     "moe_overlapping_backward_op",
     "parallelize_experts",
+    "reserve",
     "shutdown",
 ]

@@ -28,6 +28,10 @@ def _resolve(group):
     return ALONE
 
 
+def _name_of(torch_group) -> str:
+    return _ONE_RANK if torch_group is ALONE else torch_group.group_name
+
+
 def rank_and_size(group=None) -> tuple[int, int]:
     """This process's rank in the group, and the number of its ranks."""
     torch_group = _resolve(group)
@@ -43,7 +47,9 @@ def init(group=None, *, entry_deadline_s: float = 600.0, inner_deadline_s: float
 
     Args:
         group: a torch.distributed process group, sub-groups too; None is the default group, or a single rank
-            where torch.distributed is not initialised. On CPU tensors its ranks are processes of one host.
+            where torch.distributed is not initialised. Its ranks are processes of one host; on CUDA tensors with a
+            device each, which calls on the group use from then on. The backend of the torch group does not matter
+            (gloo, NCCL); NCCL's needs torch.cuda.set_device first.
         entry_deadline_s: how long a call waits for its peers to make it too, in seconds.
         inner_deadline_s: how long it waits for them after that, in seconds.
 
@@ -73,10 +79,39 @@ def _agree_on_name(torch_group, size: int) -> str:
     return everyone[0][1]
 
 
+def check(group=None) -> None:
+    """Waits for this rank's calls on CUDA devices and raises what the devices reported; nothing to do on the CPU.
+
+    A device error (an expert id out of range, too many rows, a peer that failed or did not come) is raised on every
+    rank: by each later call on the group until ``check`` has raised it once, or by ``check`` itself. What the failed
+    call should have written is undefined. So call it where results are about to be used for good: before a checkpoint
+    is written, or before ``optimizer.step()`` if it may wait for the device. After errors of ids and capacity the layer
+    is usable again; after a missed deadline connect anew with ``megamoe.init``. All ranks call it at the same point.
+
+    Raises:
+        RuntimeError: with the library's message.
+    """
+    name = _name_of(_resolve(group))
+    if torch.ops.megamoe.has_group(name):
+        torch.ops.megamoe.check(name)
+
+
+def reserve(max_tokens: int, group=None) -> None:
+    """Layers on CUDA devices that were not given ``max_tokens`` take at least this many tokens from now on; collective.
+
+    Without it a layer of several ranks takes what its first call needs: the largest T of any rank, rounded up to a
+    power of two. It cannot grow by itself later, for ranks do not ask each other in a call. A group of one rank grows.
+
+    Args:
+        max_tokens: the largest T of any rank and call; the largest value of all ranks counts.
+        group: as in ``megamoe.moe``.
+    """
+    torch.ops.megamoe.reserve(connected_name(group), max_tokens)
+
+
 def shutdown(group=None) -> None:
     """Leaves the group. Peers that wait for this rank get an error; a later call connects anew."""
-    torch_group = _resolve(group)
-    name = _ONE_RANK if torch_group is ALONE else torch_group.group_name
+    name = _name_of(_resolve(group))
     _connected.pop(name, None)
     torch.ops.megamoe.drop_group(name)
 
@@ -86,8 +121,14 @@ def shutdown(group=None) -> None:
 def connected_name(group=None) -> str:
     """The name that the operators know the group by; connects it first where needed (collective)."""
     torch_group = _resolve(group)
-    name = _ONE_RANK if torch_group is ALONE else torch_group.group_name
+    name = _name_of(torch_group)
     known = _connected.get(name)
     if known is None or known() is not torch_group:
         init(group)
     return name
+
+
+@torch.compiler.assume_constant_result
+def size(group=None) -> int:
+    """The number of the group's ranks."""
+    return rank_and_size(group)[1]

@@ -31,7 +31,8 @@ def moe_overlapping_backward_op(
     """One linear map per expert; a token's output is the mean over its slots: y_t = 1/K sum_k x_t @ weights[id_tk].
 
     It runs as a layer without gate whose second product is the identity, so through the library's plan, exchange and
-    products. Collective over the group, as ``megamoe.moe``.
+    products. Collective over the group, as ``megamoe.moe``. On the CPU backend only: the CUDA backend has no kernels
+    without gate yet, and refuses the activation by its name.
 
     Args:
         hidden_states: [..., H] bf16, this rank's tokens.

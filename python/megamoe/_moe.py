@@ -78,12 +78,17 @@ def moe(
     known, so y must take part in the loss on every rank or on none. Products accumulate in fp32; results do not depend
     on the number of ranks, on ``overlap_comm`` or on ``recompute``.
 
+    On CUDA tensors a call is enqueued on torch's current stream and the host waits for nothing, except in the first
+    call of a configuration, where memory is allocated and ranks agree. H and I must be multiples of 64, the activation
+    swiglu, the device a Hopper GPU.
+
     Args:
         x: [..., H] bf16; the number of tokens may differ from rank to rank. Other dtypes are refused; under
             ``torch.autocast`` x and the expert weights are cast to its dtype. What isn't a matrix with contiguous
-            columns is copied.
+            columns (on CUDA: whose rows are aligned to 16 bytes) is copied.
         expert_ids: [..., K] int32, or int64 (converted after a range check): experts 0 .. R*e - 1 of all ranks; -1 is
-            an empty slot. Two slots of a token may name the same expert, and both count.
+            an empty slot. Two slots of a token may name the same expert, and both count. On CUDA the device checks
+            them; its message gives -2 or the number of experts for an int64 value that is below or above the range.
         weights: [..., K] float: the slot's weight. Converted to fp32; their gradient flows.
         gate_up: [e, 2I, H] bf16, this rank's experts: gate rows, then up rows. [e, I, H] for activations without gate.
         down: [e, H, I] bf16.
@@ -92,7 +97,9 @@ def moe(
         activation: swiglu, clamped_swiglu, gelu_erf, gelu_tanh, or without gate relu2, identity.
         activation_limit: L of clamped_swiglu: silu(min(g, L)) * clamp(u, -L, L).
         recompute: the gate and up products are computed again in the backward pass, not kept.
-        max_tokens: the largest T of any rank and call, equal on all ranks; memory is sized by it. None sizes by need.
+        max_tokens: the largest T of any rank and call, equal on all ranks; memory is sized by it. None sizes by need;
+            on CUDA, where several ranks do not ask each other in a call, by the need of the first call or by
+            ``megamoe.reserve``.
         row_capacity: rows (tokens times slots) that a rank can receive in a call; a call that needs more raises on all
             ranks. None: twice max_tokens * K, or once for a single rank.
         main_grads: fp32 tensors of the shapes of gate_up and down. The backward pass adds the weight gradients to them,
@@ -105,12 +112,18 @@ def moe(
     Raises:
         RuntimeError: on every rank of the group, with the message of the rank that found it: a wrong shape, dtype, or
             option by its name, an id out of range with its place, too many rows, a rank that failed or did not come.
+            On CUDA a rank raises its own mistakes at once; what the device finds and what other ranks refuse is raised
+            by the next call on the group or by ``megamoe.check``.
     """
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, gate_up, down = x.to(dtype), gate_up.to(dtype), down.to(dtype)
     if weights.is_floating_point():
         weights = weights.to(torch.float32)
+    if x.is_cuda and expert_ids.dtype == torch.int64:
+        # No truncation, and no host that waits: what is out of range stays so, and the device reports it.
+        num_experts = down.shape[0] * _groups.size(group)
+        expert_ids = expert_ids.clamp(-2, num_experts).to(torch.int32)
     gate_up_main_grad, down_main_grad = main_grads or (None, None)
     y, _ = _ops.forward(
         x,

@@ -1,4 +1,4 @@
-"""Runs a function on several ranks: processes with a gloo group."""
+"""Runs a function on several ranks: processes with a gloo group, or with a CUDA device each and an NCCL group."""
 
 import traceback
 from datetime import timedelta
@@ -12,10 +12,13 @@ class RankFailed(AssertionError):
     pass
 
 
-def _rank_main(function, rank, num_ranks, folder, arguments):
+def _rank_main(function, rank, num_ranks, folder, arguments, device):
     torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+        torch.set_default_device("cuda")
     dist.init_process_group(
-        "gloo",
+        "nccl" if device == "cuda" else "gloo",
         init_method=f"file://{folder}/rendezvous",
         rank=rank,
         world_size=num_ranks,
@@ -30,11 +33,12 @@ def _rank_main(function, rank, num_ranks, folder, arguments):
         raise SystemExit(1)  # as a user's program would end
 
 
-def run_ranks(function, num_ranks, folder, *arguments, failing=()):
-    """[function(rank, *arguments) for each rank]. Ranks in `failing` must raise; their value is the traceback."""
+def run_ranks(function, num_ranks, folder, *arguments, failing=(), device="cpu"):
+    """[function(rank, *arguments) for each rank], on the CPU. Ranks in `failing` must raise; their value is the
+    traceback."""
     context = mp.get_context("spawn")
     processes = [
-        context.Process(target=_rank_main, args=(function, rank, num_ranks, str(folder), arguments))
+        context.Process(target=_rank_main, args=(function, rank, num_ranks, str(folder), arguments, device))
         for rank in range(num_ranks)
     ]
     for process in processes:
@@ -45,7 +49,7 @@ def run_ranks(function, num_ranks, folder, *arguments, failing=()):
             process.kill()
     values = []
     for rank in range(num_ranks):
-        outcome = torch.load(f"{folder}/{rank}.pt", weights_only=False)
+        outcome = torch.load(f"{folder}/{rank}.pt", weights_only=False, map_location="cpu")
         if ("traceback" in outcome) != (rank in failing):
             raise RankFailed(f"rank {rank}: {outcome.get('traceback', 'did not raise')}")
         values.append(outcome.get("value", outcome.get("traceback")))

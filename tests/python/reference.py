@@ -26,7 +26,7 @@ def activate(kind, gate, up, limit=7.0):
 
 def moe(x, expert_ids, weights, gate_up, down, activation="swiglu", limit=7.0):
     """[T, H] in the dtype of x; slots are summed in the dtype of weights, then rounded once."""
-    y = torch.zeros(x.shape, dtype=weights.dtype) + 0 * weights.sum()  # has a gradient without tokens too
+    y = torch.zeros(x.shape, dtype=weights.dtype, device=x.device) + 0 * weights.sum()  # has a gradient without tokens too
     for slot in range(expert_ids.shape[1]):
         for expert in range(down.shape[0]):
             rows = (expert_ids[:, slot] == expert).nonzero().flatten()
@@ -56,16 +56,24 @@ class Problem:
         return [self.x, self.weights, self.gate_up, self.down]
 
 
-def make_problem(T=40, H=64, I=48, E=8, K=3, gated=True, seed=0):  # noqa: E741  the legend's letters
+def expert_dim():
+    """A width that the backend of torch's default device has: the CUDA backend takes multiples of 64."""
+    return 48 if torch.get_default_device().type == "cpu" else 64
+
+
+def make_problem(T=40, H=64, I=None, E=8, K=3, gated=True, seed=0):  # noqa: E741  the legend's letters
+    """On torch's default device, with the same values on every device."""
     generator = torch.Generator().manual_seed(seed)
+    I = I or expert_dim()  # noqa: E741
+    device = torch.get_default_device()
 
     def normal(*shape, scale=1.0):
-        return (torch.randn(*shape, generator=generator) * scale).bfloat16()
+        return (torch.randn(*shape, generator=generator, device="cpu") * scale).bfloat16().to(device)
 
     problem = Problem(
         x=normal(T, H),
-        expert_ids=torch.randint(-1, E, (T, K), generator=generator),
-        weights=torch.rand(T, K, generator=generator),
+        expert_ids=torch.randint(-1, E, (T, K), generator=generator, device="cpu").to(device),
+        weights=torch.rand(T, K, generator=generator, device="cpu").to(device),
         gate_up=normal(E, (2 if gated else 1) * I, H, scale=H**-0.5),
         down=normal(E, H, I, scale=I**-0.5),
         dy=normal(T, H),
@@ -88,7 +96,7 @@ def results(function, problem, dtype=None):
 
 def error(actual, exact):
     """Norm of the difference, in fp64. A NaN stays a NaN, and compares false with every limit."""
-    return (actual.double() - exact.double()).norm()
+    return (actual.cpu().double() - exact.cpu().double()).norm()
 
 
 def assert_within_baseline(actual, baseline, exact, factor=2.0):
@@ -99,7 +107,7 @@ def assert_within_baseline(actual, baseline, exact, factor=2.0):
         parts = range(tensor.shape[0]) if name in ("dgate_up", "ddown") else [slice(None)]
         for part in parts:
             # fp32 accumulation over at most a few hundred terms, where the baseline happens to be exact.
-            floor = 2**-20 * exact[name][part].double().norm()
+            floor = 2**-20 * exact[name][part].cpu().double().norm()
             limit = factor * error(baseline[name][part], exact[name][part]) + floor
             found = error(tensor[part], exact[name][part])
             assert found <= limit, f"{name}[{part}]: error {found:.3g}, limit {limit:.3g}"
@@ -109,4 +117,4 @@ def assert_equal(actual, expected):
     """The same bits in every tensor."""
     assert actual.keys() == expected.keys()
     for name in actual:
-        assert torch.equal(actual[name], expected[name]), name
+        assert torch.equal(actual[name].cpu(), expected[name].cpu()), name

@@ -26,17 +26,17 @@ CONFIGS = {
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
         **COMMON,
         head_dim=16,
-        moe_intermediate_size=48,
+        moe_intermediate_size=64,
         intermediate_size=96,
         num_experts=8,
         norm_topk_prob=True,
         decoder_sparse_step=1,
     ),
-    "mixtral": lambda: transformers.MixtralConfig(**COMMON, intermediate_size=48, num_local_experts=4),
+    "mixtral": lambda: transformers.MixtralConfig(**COMMON, intermediate_size=64, num_local_experts=4),
     "deepseek_v3": lambda: transformers.DeepseekV3Config(
         **{**COMMON, "num_hidden_layers": 2, "num_key_value_heads": 4},
         intermediate_size=96,
-        moe_intermediate_size=48,
+        moe_intermediate_size=64,
         n_routed_experts=8,
         n_shared_experts=1,
         n_group=4,
@@ -73,7 +73,8 @@ def make_model(name):
 
 
 def make_batch(num_sequences=4):
-    return torch.randint(0, 128, (num_sequences, 24), generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, 128, (num_sequences, 24), generator=generator, device="cpu").to(torch.get_default_device())
 
 
 def step(model, tokens):
@@ -88,7 +89,7 @@ def step(model, tokens):
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("baseline", ["grouped_mm", "eager"])
-def test_loss_and_gradients_are_within_twice_the_baselines_error(name, baseline):
+def test_loss_and_gradients_are_within_twice_the_baselines_error(name, baseline, device):
     model, tokens = make_model(name), make_batch()
     found = {}
     for implementation in ("oracle", baseline, "megamoe"):
@@ -98,11 +99,11 @@ def test_loss_and_gradients_are_within_twice_the_baselines_error(name, baseline)
     assert any("gate_up_proj" in key for key in exact)
     for key, gradient in found["megamoe"].items():
         # One rounding to bf16 where the baseline happens to be nearer than that.
-        limit = 2 * reference.error(found[baseline][key], exact[key]) + 2**-9 * exact[key].double().norm()
+        limit = 2 * reference.error(found[baseline][key], exact[key]) + 2**-9 * exact[key].double().norm().item()
         assert reference.error(gradient, exact[key]) <= limit, key
 
 
-def test_it_is_chosen_by_name_at_construction_and_learns():
+def test_it_is_chosen_by_name_at_construction_and_learns(device):
     config = CONFIGS["qwen3_moe"]()
     config.num_hidden_layers = 2
     model = transformers.AutoModelForCausalLM.from_config(
@@ -121,7 +122,7 @@ def test_it_is_chosen_by_name_at_construction_and_learns():
     assert losses[-1] < 0.8 * losses[0]
 
 
-def test_gradient_checkpointing_of_the_model():
+def test_gradient_checkpointing_of_the_model(device):
     model, tokens = make_model("qwen3_moe"), make_batch()
     model.set_experts_implementation("megamoe")
     expected = step(model, tokens)
@@ -162,8 +163,8 @@ def parallel_step(rank):
     return found
 
 
-def test_experts_spread_over_two_ranks(tmp_path):
-    ranks = run_ranks(parallel_step, 2, tmp_path)
+def test_experts_spread_over_two_ranks(tmp_path, device_of_ranks):
+    ranks = run_ranks(parallel_step, 2, tmp_path, device=device_of_ranks)
     model = make_model("deepseek_v3")
     model.set_experts_implementation("megamoe")
     expected = step(model, make_batch())
@@ -176,4 +177,4 @@ def test_experts_spread_over_two_ranks(tmp_path):
         else:
             actual = ranks[0][name]
             assert torch.equal(actual, ranks[1][name])
-        assert reference.error(actual, gradient) <= 2**-6 * gradient.double().norm(), name
+        assert reference.error(actual, gradient) <= 2**-6 * gradient.double().norm().item(), name

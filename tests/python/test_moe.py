@@ -1,4 +1,4 @@
-"""The functional form on one rank: values, gradients and the ways in which torch runs an operator."""
+"""The functional form on one rank, on each backend: values, gradients and the ways in which torch runs an operator."""
 
 import gc
 import resource
@@ -12,6 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 ACTIVATIONS = ["swiglu", "clamped_swiglu", "gelu_erf", "gelu_tanh", "relu2", "identity"]
 OPTIONS = ("one rank", "swiglu", 7.0, True, True, 0, 0)
+pytestmark = pytest.mark.usefixtures("device")
 
 
 def kept_calls():
@@ -40,7 +41,9 @@ def test_the_oracle_passes_gradcheck(activation):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_values_and_gradients_are_within_twice_the_baselines_error(activation):
+def test_values_and_gradients_are_within_twice_the_baselines_error(activation, device):
+    if device == "cuda" and activation != "swiglu":
+        pytest.skip("the CUDA backend has kernels for swiglu")
     problem = make_problem(gated=activation not in ("relu2", "identity"))
 
     def expected(*tensors):
@@ -168,7 +171,9 @@ def test_strided_inputs_and_an_expanded_gradient_give_the_same_bits():
         (lambda p: {"row_capacity": 8}, "its capacity is 8"),
     ],
 )
-def test_wrong_arguments_are_refused_by_name(change, message):
+def test_wrong_arguments_are_refused_by_name(change, message, device):
+    if device == "cuda" and "capacity" in message:
+        pytest.skip("the device reports it later: test_cuda.py")
     problem = make_problem()
     arguments = {name: getattr(problem, name).detach() for name in ("x", "expert_ids", "weights", "gate_up", "down")}
     with pytest.raises(RuntimeError, match=message):
@@ -187,7 +192,9 @@ def test_wrong_arguments_are_refused_by_name(change, message):
         (-(2**32), torch.int64),
     ],
 )
-def test_an_id_out_of_range_is_named_with_its_place(value, dtype):
+def test_an_id_out_of_range_is_named_with_its_place(value, dtype, device):
+    if device == "cuda":
+        pytest.skip("the device reports it later: test_cuda.py")
     problem = make_problem(E=8)
     problem.expert_ids = problem.expert_ids.to(dtype)
     problem.expert_ids[7, 1] = value
@@ -195,15 +202,11 @@ def test_an_id_out_of_range_is_named_with_its_place(value, dtype):
         results(megamoe.moe, problem)
 
 
-def test_cuda_tensors_reach_the_library():
-    assert torch._C._dispatch_has_kernel_for_dispatch_key("megamoe::forward", "CUDA")
-
-
 # ---- Autograd --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def problem():
+def problem(device):
     return make_problem()
 
 
@@ -213,6 +216,7 @@ def call_tensors(problem):
 
 def test_opcheck(problem):
     megamoe.init()
+    problem.expert_ids = problem.expert_ids.int()
     tensors = call_tensors(problem)
     torch.library.opcheck(torch.ops.megamoe.forward, (*tensors, None, None, *OPTIONS))
     with torch.no_grad():
@@ -224,7 +228,7 @@ def test_opcheck(problem):
         torch.library.opcheck(
             torch.ops.megamoe.backward_main_grad, (problem.dy, call, *detached, *main_grads, *OPTIONS)
         )
-        torch.library.opcheck(torch.ops.megamoe.all_reduce_sum, (torch.ones(3), "one rank"))
+        torch.library.opcheck(torch.ops.megamoe.all_reduce_sum, (torch.ones(3, device="cpu"), "one rank"))
 
 
 def test_compiled_is_eager_for_every_number_of_tokens():
@@ -306,18 +310,26 @@ def test_saved_tensors_may_be_copied_elsewhere(problem):
         assert_equal(results(megamoe.moe, problem), expected)
 
 
-def test_a_thousand_calls_without_gradient_leave_memory_flat(problem):
+def used_mib(device):
+    if device == "cpu":
+        return resident_mib()
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / 2**20
+
+
+def test_a_thousand_calls_without_gradient_leave_memory_flat(problem, device):
     def run(num_calls):
         for _ in range(num_calls):
             megamoe.moe(*call_tensors(problem))
 
     with torch.no_grad():
         run(100)
-        before = resident_mib()
+        before = used_mib(device)
         run(1000)
-        assert resident_mib() - before < 2
+        assert used_mib(device) - before < 2
     run(100)  # with a graph that nobody keeps
-    assert resident_mib() - before < 4
+    assert used_mib(device) - before < 4
     assert kept_calls() == 0
 
 
@@ -340,11 +352,11 @@ def test_memory_filled_with_nan_changes_nothing(problem):
         torch.use_deterministic_algorithms(False)
 
 
-def test_autocast_casts_x_and_expert_weights(problem):
+def test_autocast_casts_x_and_expert_weights(problem, device):
     expected = results(megamoe.moe, problem)
 
     def layer(x, expert_ids, weights, gate_up, down):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16):
             return megamoe.moe(x, expert_ids, weights, gate_up, down)
 
     for function in (layer, torch.compile(layer, fullgraph=True)):
