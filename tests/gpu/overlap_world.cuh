@@ -4,8 +4,6 @@
 // Legend: C padded rows, H hidden, I intermediate, e experts of a rank.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <memory>
 #include <vector>
 
@@ -267,8 +265,11 @@ class LayerRanks {
     }
     return hashes_.download();
   }
-  void expect_no_failure() {
-    for (int r = 0; r < num_ranks(); ++r) EXPECT_EQ(ranks_.rank(r).view.failure->is_set, 0U);
+  [[nodiscard]] bool failed() {
+    for (int r = 0; r < num_ranks(); ++r) {
+      if (ranks_.rank(r).view.failure->is_set != 0) return true;
+    }
+    return false;
   }
 
   [[nodiscard]] LayerRank& layer(int r) { return *layers_[r]; }
@@ -286,15 +287,5 @@ class LayerRanks {
   std::vector<std::unique_ptr<LayerRank>> layers_;
   DeviceBuffer<unsigned long long> hashes_;
 };
-
-inline void expect_same_bits(const std::vector<unsigned long long>& expected,
-                             const std::vector<unsigned long long>& actual) {
-  ASSERT_EQ(expected.size(), actual.size());
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    const int hash = static_cast<int>(i) % LayerRank::kNumHashes;
-    EXPECT_EQ(expected[i], actual[i])
-        << LayerRank::name_of_hash(hash) << " of rank " << i / LayerRank::kNumHashes;
-  }
-}
 
 }  // namespace megamoe::testing
