@@ -14,10 +14,8 @@
 
 #include "cpu/fma_peak.h"
 #include "cpu/product.h"
-#include "cpu/simd_targets.h"
 #include "megamoe/bf16.h"
-// After simd_targets.h.
-#include "hwy/targets.h"
+#include "simd_target_fixture.h"
 
 namespace megamoe::cpu {
 namespace {
@@ -100,19 +98,8 @@ std::vector<float> make_c(std::int64_t m, std::int64_t c_stride, std::mt19937& r
   return c;
 }
 
-/// Every target that is both compiled in and supported here; SCALAR is always among them.
-class ProductTest : public testing::TestWithParam<std::int64_t> {
+class ProductTest : public SimdTargetTest {
  protected:
-  void SetUp() override {
-    hwy::SetSupportedTargetsForTest(GetParam());
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    ASSERT_STREQ(simd_target_name(), hwy::TargetName(GetParam()));
-  }
-  void TearDown() override {
-    hwy::SetSupportedTargetsForTest(0);
-    hwy::GetChosenTarget().DeInit();
-  }
-
   void check(const Sizes& sizes, Layout a_layout, Layout b_layout, std::int64_t gap,
              ChainStart start) {
     const Matrix a(sizes.m, sizes.k, a_layout, gap, random_);
@@ -133,11 +120,7 @@ class ProductTest : public testing::TestWithParam<std::int64_t> {
   ProductScratch scratch_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Targets, ProductTest,
-                         testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
-                         [](const testing::TestParamInfo<std::int64_t>& target) {
-                           return std::string(hwy::TargetName(target.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(Targets, ProductTest, every_simd_target(), simd_target_test_name);
 
 TEST_P(ProductTest, EveryLayoutAndSmallSize) {
   for (const Layout a_layout : {Layout::k_contiguous, Layout::rows_contiguous, Layout::neither}) {
