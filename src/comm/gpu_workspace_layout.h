@@ -41,6 +41,8 @@ struct GpuSymmetricLayout {
   Region<device::CallHeader> headers_2R;  ///< written by rank r
   Region<std::int32_t> counts_2RE;        ///< row r written by rank r
   SymmetricLayout exchange;
+  Region<std::int32_t> first_pull_E;      ///< E + 1: where the rank's pulls begin that need each
+                                          ///< expert first, and their end
   std::int64_t bytes = 0;
 };
 
@@ -52,7 +54,9 @@ inline GpuSymmetricLayout gpu_symmetric_layout(const WorkspaceDims& dims) {
   layout.headers_2R = regions.take<device::CallHeader>(2 * num_ranks);
   layout.counts_2RE = regions.take<std::int32_t>(2 * num_ranks * kMaxExperts);
   layout.exchange = symmetric_layout(dims, regions.bytes());
-  layout.bytes = layout.exchange.bytes;
+  RegionAllocator behind_exchange(layout.exchange.bytes);
+  layout.first_pull_E = behind_exchange.take<std::int32_t>(dims.routing.num_experts + 1);
+  layout.bytes = behind_exchange.bytes();
   return layout;
 }
 
@@ -94,6 +98,26 @@ inline CallPlanLayout call_plan_layout(const WorkspaceDims& dims) {
 /// Most blocks that count slots and write pull lists.
 inline constexpr std::int64_t kMaxPlanBlocks = 128;
 
+/// A token as an overlapping product pulls it; its rows are its line of ordered_rows_PK.
+struct alignas(16) OrderedPull {
+  std::int32_t source;
+  std::int32_t token;
+  std::int32_t num_rows;
+  std::int32_t unused;
+};
+
+/// How far the pulls of a call have come.
+struct PullProgress {
+  std::uint32_t next;  ///< the next pull that nobody has taken
+  std::int32_t num_pulls;
+};
+
+/// Most tokens that a rank pulls in a call: each fills at least one row.
+constexpr std::int64_t max_ordered_pulls(const WorkspaceDims& dims) {
+  const std::int64_t tokens = dims.routing.num_ranks * dims.max_tokens;
+  return tokens < dims.row_capacity ? tokens : dims.row_capacity;
+}
+
 /// What the kernels of one plan hand to each other; one for all calls of a rank.
 struct PlanScratchLayout {
   Region<device::CallControl> control;
@@ -102,10 +126,17 @@ struct PlanScratchLayout {
   Region<std::int32_t> block_slots_B;   ///< slots that are not empty, likewise
   Region<std::int32_t> first_row_E;     ///< of this source at the expert's rank
   Region<std::int32_t> first_pull_E;    ///< of this source's tokens that need the expert first
+  // Of overlapping products only. P: max_ordered_pulls().
+  Region<PullProgress> pull_progress;
+  Region<OrderedPull> ordered_pulls_P;
+  Region<std::int32_t> ordered_rows_PK;
+  Region<std::uint32_t> rows_arrived;  ///< of each 64 rows, with their pads: schedule/row_blocks.h
   std::int64_t bytes = 0;
 };
 
-inline PlanScratchLayout plan_scratch_layout(const RoutingDims& dims) {
+inline PlanScratchLayout plan_scratch_layout(const WorkspaceDims& workspace) {
+  const RoutingDims& dims = workspace.routing;
+  const std::int64_t num_pulls = max_ordered_pulls(workspace);
   RegionAllocator regions;
   PlanScratchLayout layout;
   layout.control = regions.take<device::CallControl>(1);
@@ -114,6 +145,11 @@ inline PlanScratchLayout plan_scratch_layout(const RoutingDims& dims) {
   layout.block_slots_B = regions.take<std::int32_t>(kMaxPlanBlocks);
   layout.first_row_E = regions.take<std::int32_t>(dims.num_experts);
   layout.first_pull_E = regions.take<std::int32_t>(dims.num_experts);
+  layout.pull_progress = regions.take<PullProgress>(1);
+  layout.ordered_pulls_P = regions.take<OrderedPull>(num_pulls);
+  layout.ordered_rows_PK = regions.take<std::int32_t>(num_pulls * dims.top_k);
+  layout.rows_arrived =
+      regions.take<std::uint32_t>(padded_row_capacity(workspace) / kGpuRowAlignment);
   layout.bytes = regions.bytes();
   return layout;
 }
@@ -130,7 +166,7 @@ inline GpuLocalLayout gpu_local_layout(const WorkspaceDims& dims) {
   WorkspaceDims padded = dims;
   padded.row_capacity = padded_row_capacity(dims);
   GpuLocalLayout layout;
-  layout.scratch = plan_scratch_layout(dims.routing);
+  layout.scratch = plan_scratch_layout(dims);
   layout.rows = local_layout(padded, layout.scratch.bytes);
   RegionAllocator regions(layout.rows.bytes);
   layout.spare_plan = regions.take<std::byte>(call_plan_layout(dims).bytes);

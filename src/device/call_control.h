@@ -27,11 +27,13 @@ enum class FailureCode : std::uint32_t {
   call_refused,            ///< peer, value: the ErrorCode of what its host found wrong
   deadline_exceeded,       ///< peer, awaited, expected, seen
   peer_failed,             ///< peer, awaited
+  rows_late,               ///< value: first row of the block; expected, seen: rows in place
 };
 
 /// True where no later call can work either.
 constexpr bool is_fatal(FailureCode code) {
-  return code == FailureCode::deadline_exceeded || code == FailureCode::peer_failed;
+  return code == FailureCode::deadline_exceeded || code == FailureCode::peer_failed ||
+         code == FailureCode::rows_late;
 }
 
 /// The first failure since the host last cleared it; lies in pinned host memory. Each code says
@@ -44,8 +46,8 @@ struct FailureRecord {
   Signal awaited;
   std::int32_t slot;
   std::int32_t value;
-  std::uint64_t expected;  ///< epoch
-  std::uint64_t seen;      ///< epoch
+  std::uint64_t expected;  ///< epoch, or rows
+  std::uint64_t seen;      ///< epoch, or rows
   std::int64_t token;
   std::int64_t need;  ///< rows, or experts
   std::int64_t capacity;

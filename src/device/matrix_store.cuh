@@ -22,6 +22,15 @@ __device__ inline std::uint32_t swizzled_offset(std::uint32_t line, std::uint32_
   return line * 128U + ((chunk ^ (line & 7U)) << 4);
 }
 
+__device__ inline uint4 load_shared_vector(std::uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
 /// Four 8x8 blocks, each transposed on the way; lane l gives the address of line l%8 of block l/8.
 __device__ inline void store_blocks_transposed(std::uint32_t address, std::uint32_t r0,
                                                std::uint32_t r1, std::uint32_t r2,

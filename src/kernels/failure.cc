@@ -57,6 +57,11 @@ Error to_error(const FailureRecord& record) {
       return {ErrorCode::deadline_exceeded, wait_text(record) + "; the deadline has passed"};
     case FailureCode::peer_failed:
       return {ErrorCode::peer_failed, wait_text(record) + "; the peer has failed"};
+    case FailureCode::rows_late:
+      return {ErrorCode::deadline_exceeded,
+              rank_text(record.rank) + " waited for the rows from row " +
+                  std::to_string(record.value) + " on: " + std::to_string(record.seen) + " of " +
+                  std::to_string(record.expected) + " were in place; the deadline has passed"};
     case FailureCode::none:
       break;
   }

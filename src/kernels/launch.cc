@@ -14,6 +14,7 @@ void load_stage_kernel();
 void load_meet_kernel();
 void load_pull_kernels();
 void load_bulk_pull_kernel();
+void load_order_kernel();
 void load_push_kernels();
 void load_reduce_kernels();
 
@@ -46,6 +47,7 @@ void load_exchange_kernels() {
   load_meet_kernel();
   load_pull_kernels();
   load_bulk_pull_kernel();
+  load_order_kernel();
   load_push_kernels();
   load_reduce_kernels();
 }

@@ -40,7 +40,7 @@ RankView make_rank_view(const WorkspaceDims& dims, int rank) {
   view.dims = dims;
   view.symmetric = gpu_symmetric_layout(dims);
   view.plan_layout = call_plan_layout(dims);
-  view.scratch_layout = plan_scratch_layout(dims.routing);
+  view.scratch_layout = plan_scratch_layout(dims);
   view.rank = rank;
   return view;
 }

@@ -47,6 +47,10 @@ struct RankView {
     return symmetric.counts_2RE.in(symmetric_R[at]) +
            static_cast<std::int64_t>(epoch % 2) * dims.routing.num_ranks * kMaxExperts;
   }
+  /// Where `source`'s pulls begin that need each expert first, and their end.
+  [[nodiscard]] MEGAMOE_HOST_DEVICE std::int32_t* first_pull_E(int source) const {
+    return symmetric.first_pull_E.in(symmetric_R[source]);
+  }
   [[nodiscard]] MEGAMOE_HOST_DEVICE PullLists pull_lists(int source) const {
     std::byte* base = symmetric_R[source];
     return {symmetric.exchange.destination_begin.in(base), symmetric.exchange.pull_tokens.in(base),

@@ -2,7 +2,7 @@
 // of summation.
 #pragma once
 
-#include "device_buffers.cuh"
+#include "gpu/device_buffers.cuh"
 
 namespace megamoe::testing {
 

@@ -50,6 +50,12 @@ void pull_rows(const RankView& view, std::byte* plan, const PulledRows& rows, cu
 void pull_rows_in_bulk(const RankView& view, std::byte* plan, const PulledRows& rows,
                        cudaStream_t stream);
 
+/// For a product that pulls its rows itself (forward/forward.h), in place of pull_rows: writes
+/// origins, weights and pad rows, the order in which tokens are pulled, and how many rows each
+/// block of 64 awaits. Follows meet(rows_staged).
+void order_pulls(const RankView& view, std::byte* plan, const PulledRows& rows,
+                 cudaStream_t stream);
+
 /// Sums of p * a over 64 channels each, [I / 64, C]; absent in a forward call.
 struct DweightSegments {
   const float* data = nullptr;
@@ -60,5 +66,9 @@ struct DweightSegments {
 /// Stores every row, and the ordered sum of its dweight segments, to its slot at the source.
 void push_rows(const RankView& view, std::byte* plan, const bf16* rows_CH,
                const RowOrigin* origin_C, const DweightSegments& dweights, cudaStream_t stream);
+
+/// The second part of it alone, for rows that a product has pushed itself.
+void push_dweights(const RankView& view, std::byte* plan, const RowOrigin* origin_C,
+                   const DweightSegments& dweights, cudaStream_t stream);
 
 }  // namespace megamoe::gpu

@@ -62,8 +62,13 @@ void push_rows(const RankView& view, std::byte* plan, const bf16* rows_CH,
   push_rows_kernel<<<num_blocks, kMoverThreads, 0, stream>>>(view, plan, rows_CH, origin_C,
                                                              RowCut(view.dims.hidden_dim));
   check_launch("push_rows");
-  if (dweights.data == nullptr) return;
-  push_dweights_kernel<<<num_blocks, kMoverThreads, 0, stream>>>(view, plan, origin_C, dweights);
+  if (dweights.data != nullptr) push_dweights(view, plan, origin_C, dweights, stream);
+}
+
+void push_dweights(const RankView& view, std::byte* plan, const RowOrigin* origin_C,
+                   const DweightSegments& dweights, cudaStream_t stream) {
+  push_dweights_kernel<<<num_multiprocessors() * kMoverBlocksAnSm, kMoverThreads, 0, stream>>>(
+      view, plan, origin_C, dweights);
   check_launch("push_dweights");
 }
 

@@ -216,6 +216,9 @@ __device__ void write_layout(const RankView& view, const EnterParams& params,
       view.plan_layout.group_count_e.in(params.plan)[thread - first] = rows.total;
     }
   }
+  if (thread <= routing.num_experts) {
+    view.first_pull_E(view.rank)[thread] = plain(pull_prefix[thread] - pull_prefix[0]);
+  }
   if (thread <= routing.num_ranks) {
     view.pull_lists(view.rank).destination_begin[thread] =
         plain(pull_prefix[thread * num_local] - pull_prefix[0]);

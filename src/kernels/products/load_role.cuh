@@ -69,25 +69,29 @@ __device__ inline void load_rows(const RowProductParams& params, const GroupedTi
   }
 }
 
+/// Waits until the ring's stage is free, and begins to fill it.
+template <RowProduct kProduct, Shared kShared>
+__device__ inline void load_stage(const RowProductParams& params, SharedStorage& shared,
+                                  const GroupedTile& tile, int k_block, int cta_rank,
+                                  StageRing& ring) {
+  const std::uint32_t stage = device::shared_address(shared.stages) + ring.slot * kStageBytes;
+  const std::uint32_t filled = device::shared_address(&shared.barriers.stage_filled[ring.slot]);
+  device::wait(device::shared_address(&shared.barriers.stage_free[ring.slot]), ring.parity ^ 1U);
+  device::arrive_expecting(filled, kChannelBytes + tile.num_units * kUnitBytes);
+  load_channels<kProduct, kShared>(params, tile, k_block, cta_rank, stage, filled);
+  load_rows<kProduct, kShared>(params, tile, k_block, cta_rank, stage, filled);
+  ring.advance();
+}
+
 template <RowProduct kProduct, Shared kShared>
 __device__ inline void load_role(const RowProductParams& params, SharedStorage& shared,
                                  int cta_rank) {
-  const std::uint32_t stages = device::shared_address(shared.stages);
-  const std::uint32_t filled = device::shared_address(shared.barriers.stage_filled);
-  const std::uint32_t free = device::shared_address(shared.barriers.stage_free);
   GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank);
   StageRing ring;
   GroupedTile tile;
   while (walk.next(tile)) {
-    const std::uint32_t stage_bytes = kChannelBytes + tile.num_units * kUnitBytes;
     for (int k_block = 0; k_block < params.num_k_blocks; ++k_block) {
-      const std::uint32_t stage = stages + ring.slot * kStageBytes;
-      const std::uint32_t stage_filled = filled + ring.slot * 8U;
-      device::wait(free + ring.slot * 8U, ring.parity ^ 1U);
-      device::arrive_expecting(stage_filled, stage_bytes);
-      load_channels<kProduct, kShared>(params, tile, k_block, cta_rank, stage, stage_filled);
-      load_rows<kProduct, kShared>(params, tile, k_block, cta_rank, stage, stage_filled);
-      ring.advance();
+      load_stage<kProduct, kShared>(params, shared, tile, k_block, cta_rank, ring);
     }
   }
 }

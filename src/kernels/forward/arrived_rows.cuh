@@ -1,0 +1,111 @@
+// The load role of a product whose rows are still being pulled: a tile's first load waits until
+// every block of 64 rows that it reads is in place.
+#pragma once
+
+#include <cstdint>
+
+#include "device/flags.cuh"
+#include "device/rank_signals.cuh"
+#include "device/row_copy.cuh"
+#include "kernels/products/load_role.cuh"
+#include "kernels/rank_view.h"
+#include "schedule/row_blocks.h"
+
+namespace megamoe::products {
+
+/// One thread's view of the counters. Blocks of the next tile are looked at while this tile's
+/// stages are filled, one for each stage: an acquiring load takes about half a microsecond, which
+/// the ring covers, and four of them in a row it would not.
+class ArrivedRows {
+ public:
+  __device__ explicit ArrivedRows(const gpu::RankView& view)
+      : view_(view), rows_arrived_(view.scratch_layout.rows_arrived.in(view.scratch)) {}
+
+  __device__ void look_ahead(const schedule::BlockRange& next, int k_block) {
+    if (k_block < next.count && is_complete(next.first + k_block)) in_place_ |= 1U << k_block;
+  }
+
+  /// Waits for the blocks that look_ahead() has not seen complete; then the copy engine may read
+  /// them. On a missed deadline the call fails and all loads fall through: what they bring is never
+  /// used.
+  __device__ void await(const schedule::BlockRange& blocks) {
+    for (int i = 0; i < blocks.count; ++i) {
+      if ((in_place_ >> i & 1U) == 0) await_block(blocks.first + i);
+    }
+    in_place_ = 0;
+    device::fence_async_global();
+  }
+
+ private:
+  [[nodiscard]] __device__ bool is_complete(int block) const {
+    return device::acquire<device::Reach::gpu>(rows_arrived_ + block) >= schedule::kRowsPerBlock;
+  }
+
+  __device__ void await_block(int block) const {
+    if (is_complete(block)) return;
+    const volatile std::uint32_t& call_failed = view_.control()->call_failed;
+    const std::uint64_t start = device::now_ns();
+    while (!is_complete(block)) {
+      if (call_failed != 0) return;
+      if (device::now_ns() - start > view_.inner_deadline_ns) {
+        fail(block);
+        return;
+      }
+    }
+  }
+
+  /// The first thread to fail the call reports.
+  __device__ void fail(int block) const {
+    device::CallControl* control = view_.control();
+    if (atomicExch(&control->call_failed, 1U) != 0) return;
+    control->failed_for_good = 1;
+    device::FailureRecord failure{};
+    failure.code = device::FailureCode::rows_late;
+    failure.rank = view_.rank;
+    failure.peer = view_.rank;
+    failure.value = block * schedule::kRowsPerBlock;
+    failure.expected = schedule::kRowsPerBlock;
+    failure.seen = device::acquire<device::Reach::gpu>(rows_arrived_ + block);
+    device::report(view_.failure, failure);
+  }
+
+  const gpu::RankView& view_;
+  const std::uint32_t* rows_arrived_;
+  std::uint32_t in_place_ = 0;  ///< bit i: block i of the next tile was seen complete
+};
+
+/// The blocks that this CTA's copies of a tile read: of the half that it loads where the cluster
+/// shares rows.
+template <Shared kShared>
+__device__ inline schedule::BlockRange blocks_of_tile(const GroupedTile& tile, int cta_rank) {
+  if constexpr (kShared == Shared::rows) {
+    const int half_rows = tile.num_units * (schedule::kRowsPerUnit / 2);
+    return schedule::blocks_of_rows(tile.first_row + cta_rank * half_rows, half_rows);
+  } else {
+    return schedule::blocks_of_rows(tile.first_row, tile.num_units * schedule::kRowsPerUnit);
+  }
+}
+
+/// load_role, but for the waiting.
+template <RowProduct kProduct, Shared kShared>
+__device__ inline void load_arrived_role(const gpu::RankView& view, const RowProductParams& params,
+                                         SharedStorage& shared, int cta_rank) {
+  GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank);
+  ArrivedRows arrived(view);
+  StageRing ring;
+  GroupedTile next;
+  bool has_next = walk.next(next);
+  while (has_next) {
+    const GroupedTile tile = next;
+    arrived.await(blocks_of_tile<kShared>(tile, cta_rank));
+    has_next = walk.next(next);
+    const schedule::BlockRange next_blocks =
+        has_next ? blocks_of_tile<kShared>(next, cta_rank) : schedule::BlockRange{};
+    for (int k_block = 0; k_block < params.num_k_blocks; ++k_block) {
+      load_stage<kProduct, kShared>(params, shared, tile, k_block, cta_rank, ring);
+      arrived.look_ahead(next_blocks, k_block);
+    }
+  }
+}
+
+}  // namespace megamoe::products

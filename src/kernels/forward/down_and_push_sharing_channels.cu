@@ -1,0 +1,11 @@
+#include "kernels/forward/entries.h"
+#include "kernels/forward/product_and_push_kernel.cuh"
+
+namespace megamoe::products {
+
+const void* down_and_push_sharing_channels() {
+  return reinterpret_cast<const void*>(
+      &product_and_push_kernel<RowProduct::down, Shared::channels>);
+}
+
+}  // namespace megamoe::products

@@ -1,0 +1,55 @@
+// Products under which rows travel: gate_up pulls its rows, down and dx push theirs. Host
+// interface; everything runs on `options.stream`, without synchronisation, and can be captured in a
+// graph. Bits equal those of the chain of kernels in exchange/exchange.h.
+//
+// The order of launches:
+//   forward  stage_forward, [plan], meet(rows_staged), order_pulls, gate_up_and_pull,
+//   down_and_push,
+//            meet(results_sent), reduce_outputs
+//   backward stage_backward, [plan], meet(rows_staged), order_pulls, gate_up_and_pull (again, for g
+//            and u; dy follows x), gate_up_gradient, dx_and_push, push_dweights, weight gradients,
+//            meet(results_sent), reduce_gradients
+//
+// Two ranks that share a GPU split its SMs by `num_sms`; no kernel here waits for a peer's kernel,
+// nor for a CTA of its own that has not started.
+//
+// Legend: C padded rows, H hidden, I intermediate, e experts.
+#pragma once
+
+#include "kernels/exchange/exchange.h"
+#include "kernels/products/products.h"
+#include "kernels/rank_view.h"
+
+namespace megamoe::gpu {
+
+struct GateUpTensors {
+  ConstTensorView gate_eIH;
+  ConstTensorView up_eIH;
+  TensorView g_CI;  ///< absent unless g and u are saved
+  TensorView u_CI;
+  TensorView a_CI;
+};
+
+/// products::multiply_gate_up on the rows of the call, while the rows arrive. `rows` as given to
+/// order_pulls(): x is pulled first, then, unless absent, dy, which is complete when the kernel
+/// ends. Fails the call (rows_late) where rows do not arrive within the inner deadline.
+void gate_up_and_pull(const RankView& view, std::byte* plan, const PulledRows& rows,
+                      const GateUpTensors& tensors, const products::LaunchOptions& options);
+
+/// products::multiply_down, each row of o to its slot at the source, from where
+/// meet(results_sent) publishes it.
+void down_and_push(const RankView& view, std::byte* plan, const RowOrigin* origin_C,
+                   const ConstTensorView& a_CI, const ConstTensorView& down_eHI,
+                   const products::LaunchOptions& options);
+
+/// products::multiply_dx, likewise.
+void dx_and_push(const RankView& view, std::byte* plan, const RowOrigin* origin_C,
+                 const ConstTensorView& dg_CI, const ConstTensorView& du_CI,
+                 const ConstTensorView& gate_eIH, const ConstTensorView& up_eIH,
+                 const products::LaunchOptions& options);
+
+/// Loads the kernels of this file; call once before the first call of a process, as
+/// load_exchange_kernels().
+void load_overlap_kernels();
+
+}  // namespace megamoe::gpu

@@ -1,0 +1,51 @@
+// down, and dx of the backward pass, whose rows leave for their sources at once: the kernel of
+// products/row_product_kernel.cuh with store warps that push.
+//
+// Read next: push_role.cuh.
+#pragma once
+
+#include "kernels/forward/beside_stages.cuh"
+#include "kernels/forward/push_role.cuh"
+#include "kernels/products/row_product_kernel.cuh"
+
+namespace megamoe::products {
+
+template <RowProduct kProduct, Shared kShared>
+__global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThreads, 1)
+    product_and_push_kernel(const __grid_constant__ RowProductParams params,
+                            const __grid_constant__ gpu::RankView view, const RowOrigin* origin_C) {
+  extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
+  SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  PushShared& push_shared = beside_stages<PushShared>(shared_bytes);
+  const int warp = device::warp_idx();
+  const int cta_rank = static_cast<int>(device::cluster_cta_rank());
+  // A call may have failed after its groups were laid out: then there is nothing to do.
+  const bool failed = view.control()->call_failed != 0;
+
+  if (warp == 0 && device::elect_one()) init_barriers(shared.barriers);
+  if (warp == 1) {
+    count_tiles<kShared>(params.rows, failed ? 0 : params.num_channel_tiles, shared.first_tile);
+  }
+  __syncthreads();
+  device::cluster_sync();
+
+  if (warp < static_cast<int>(kWarpsPerWarpgroup)) {
+    device::release_registers_to<kProducerRegisters>();
+    if (warp == static_cast<int>(ProducerWarp::loads)) {
+      if (device::elect_one()) load_role<kProduct, kShared>(params, shared, cta_rank);
+    } else if (warp == static_cast<int>(ProducerWarp::stores_slot_0) ||
+               warp == static_cast<int>(ProducerWarp::stores_slot_1)) {
+      push_role<kProduct, kShared>(view, origin_C, params, shared, push_shared, cta_rank,
+                                   warp - static_cast<int>(ProducerWarp::stores_slot_0));
+    }
+    __syncwarp();
+  } else {
+    device::claim_registers_up_to<kMathRegisters>();
+    math_role<kProduct, kShared, NoActivation>(params, {}, shared, cta_rank,
+                                               warp / static_cast<int>(kWarpsPerWarpgroup) - 1);
+  }
+  // Neither CTA may leave while the other still signals its barriers or multicasts into its stages.
+  device::cluster_sync();
+}
+
+}  // namespace megamoe::products

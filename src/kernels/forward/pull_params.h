@@ -1,0 +1,30 @@
+// What a product that pulls is to pull.
+#pragma once
+
+#include <cstdint>
+
+#include "megamoe/bf16.h"
+
+namespace megamoe::gpu {
+
+/// Bytes of a row that are in flight together. With two chunks an SM NVLink carries 328 GB/s, with
+/// one 293; three or four smaller ones are not better (2 KB: 299 GB/s with two).
+inline constexpr std::uint32_t kPullChunkBytes = 4096;
+inline constexpr int kPullVectorBytes = 16;
+
+/// Which of a source's staged rows go where.
+struct PullPass {
+  std::int64_t staged_offset = 0;  ///< in the source's symmetric memory
+  bf16* rows_CH = nullptr;
+};
+
+/// All pulls of the first pass come before those of the second. Only the first is counted: a tile
+/// of the same kernel may wait for it, the second is complete at the kernel's end.
+struct PullParams {
+  PullPass passes[2];
+  std::int32_t num_passes = 0;
+  std::int32_t num_vectors = 0;    ///< of a row
+  std::int32_t chunk_vectors = 0;  ///< of every chunk but perhaps the last
+};
+
+}  // namespace megamoe::gpu
