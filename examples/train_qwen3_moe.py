@@ -4,7 +4,7 @@
     scripts/python examples/train_qwen3_moe.py
     scripts/python -m torch.distributed.run --nproc-per-node 2 examples/train_qwen3_moe.py
 
-Every rank trains on sequences of its own. With --experts megamoe the experts are spread over the ranks; with
+On a GPU where the CUDA backend has one (a rank each), else on the CPU. Every rank trains on sequences of its own. With --experts megamoe the experts are spread over the ranks; with
 grouped_mm every rank holds all of them. Parameters are fp32, and products run in bf16 (autocast).
 """
 
@@ -61,6 +61,7 @@ def parse(arguments):
     parser.add_argument(
         "--overlap", choices=["on", "off"], default="on", help="communication under computation (megamoe)"
     )
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch", type=int, default=8, help="sequences a step, over all ranks")
     parser.add_argument("--sequence", type=int, default=128, help="bytes of a sequence")
@@ -72,15 +73,20 @@ def parse(arguments):
     )
     parser.add_argument("--save-every", type=int, default=0)
     parser.add_argument("--resume", action="store_true", help="go on from --checkpoint")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.device == "auto":
+        options.device = "cpu" if torch.ops.megamoe.backend_refusal("cuda") else "cuda"
+    return options
 
 
 class ShareTimer:
-    """Seconds spent in the experts of a model, forward and backward; on the CPU, where operators return when done."""
+    """Seconds spent in the experts of a model, forward and backward: between events on CUDA, else between moments of
+    the program, for on the CPU operators return when they are done."""
 
-    def __init__(self, model):
-        self.seconds = 0.0
-        self._start = 0.0
+    def __init__(self, model, device):
+        self.on_cuda = device == "cuda"
+        self._begun = None
+        self._spans = []
         for module in model.modules():
             if hasattr(module, "is_concatenated"):
                 module.register_forward_pre_hook(self._begin)
@@ -88,11 +94,23 @@ class ShareTimer:
                 module.register_full_backward_pre_hook(self._begin)
                 module.register_full_backward_hook(self._end)
 
+    def _mark(self):
+        if not self.on_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
     def _begin(self, *_):
-        self._start = time.perf_counter()
+        self._begun = self._mark()
 
     def _end(self, *_):
-        self.seconds += time.perf_counter() - self._start
+        self._spans.append((self._begun, self._mark()))
+
+    def take_seconds(self):
+        """Since the last time; the device must have finished."""
+        spans, self._spans = self._spans, []
+        return sum(begin.elapsed_time(end) / 1e3 if self.on_cuda else end - begin for begin, end in spans)
 
 
 class Trainer:
@@ -104,6 +122,7 @@ class Trainer:
         self.text = torch.frombuffer(bytearray(options.text.read_bytes()), dtype=torch.uint8).long()
         if len(self.text) <= options.sequence:
             raise SystemExit(f"{options.text} has {len(self.text)} bytes; --sequence {options.sequence} needs more")
+        self.device = options.device
         torch.manual_seed(options.seed)  # the same model on every rank
         config = transformers.Qwen3MoeConfig(
             vocab_size=256,
@@ -117,9 +136,10 @@ class Trainer:
             **SHAPES[options.shape],
         )
         self.model = transformers.AutoModelForCausalLM.from_config(config, experts_implementation=options.experts)
+        self.model.to(self.device)
         if options.experts == "megamoe":
             megamoe.parallelize_experts(self.model, overlap_comm=options.overlap == "on")
-        self.timer = ShareTimer(self.model)
+        self.timer = ShareTimer(self.model, self.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.learning_rate, weight_decay=0.01)
         self.step = 0
 
@@ -128,13 +148,13 @@ class Trainer:
         generator = torch.Generator().manual_seed(self.options.seed * 1_000_003 + self.step)
         starts = torch.randint(len(self.text) - self.options.sequence, (self.options.batch,), generator=generator)
         mine = starts.chunk(self.num_ranks)[self.rank]
-        return torch.stack([self.text[start : start + self.options.sequence] for start in mine])
+        return torch.stack([self.text[start : start + self.options.sequence] for start in mine]).to(self.device)
 
     def train_step(self):
         """Returns the mean loss over all ranks."""
         tokens = self.batch()
         self.optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(self.device, torch.bfloat16):
             loss = self.model(input_ids=tokens, labels=tokens).loss / self.num_ranks
         loss.backward()
         mean_loss = loss.detach().float()
@@ -143,6 +163,7 @@ class Trainer:
             for parameter in self.model.parameters():
                 if parameter.grad is not None and not megamoe.is_expert_parameter(parameter):
                     dist.all_reduce(parameter.grad)
+        megamoe.check()  # the loss is read in every step anyway
         self.optimizer.step()
         self.step += 1
         return mean_loss.item()
@@ -161,7 +182,7 @@ class Trainer:
     def resume(self):
         if not self.file.exists():
             raise SystemExit(f"--resume: {self.file} does not exist (checkpoints are of one number of ranks)")
-        state = torch.load(self.file)
+        state = torch.load(self.file, map_location=self.device)
         self.step = state["step"]
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -174,15 +195,17 @@ def train(options):
         trainer.resume()
     records = []
     while trainer.step < options.steps:
-        start, trainer.timer.seconds = time.perf_counter(), 0.0
+        start = time.perf_counter()
         loss = trainer.train_step()
+        if options.device == "cuda":
+            torch.cuda.synchronize()
         seconds = time.perf_counter() - start
         records.append(
             {
                 "step": trainer.step,
                 "loss": loss,
                 "tokens_per_s": options.batch * options.sequence / seconds,
-                "moe_share": trainer.timer.seconds / seconds,
+                "moe_share": trainer.timer.take_seconds() / seconds,
             }
         )
         last = trainer.step == options.steps
@@ -204,8 +227,10 @@ def train(options):
 
 def main():
     options = parse(None)
+    if options.device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        dist.init_process_group("gloo")
+        dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
     train(options)
     if dist.is_initialized():
         dist.destroy_process_group()

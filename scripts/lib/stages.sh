@@ -72,7 +72,12 @@ stage_asan() { build_and_test asan; }
 
 stage_tsan() { build_and_test tsan; }
 
+# On a machine with a GPU the package has its CUDA backend, and the tests run on both.
 stage_python() {
+  local nvcc
+  if nvcc=$(find_nvcc) && nvidia-smi -L 2>/dev/null | grep -q GPU; then
+    export MEGAMOE_PYTHON_CUDA=1 CUDACXX=$nvcc
+  fi
   scripts/python -m pytest tests/python -p no:cacheprovider --junitxml="$PWD/build/logs/python.xml"
 }
 

@@ -103,22 +103,65 @@ def test_other_files_are_refused(tmp_path, capsys, content, message):
     assert message in capsys.readouterr().err
 
 
-# ---- Training example ------------------------------------------------------------------------------------
+# ---- Comparison ------------------------------------------------------------------------------------------
 
 
-def example():
-    spec = importlib.util.spec_from_file_location("train_qwen3_moe", ROOT / "examples/train_qwen3_moe.py")
+def load_program(path):
+    spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, ROOT / path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def compare_on_rank(rank, file):
+    program = load_program("bench/compare.py")
+    program.join_group = lambda device: None  # the test has joined one
+    arguments = ["--device", "cpu", "--shapes", "tiny", "--tokens", "64", "--layers", "megamoe,torchtitan"]
+    records = program.compare(program.parse([*arguments, "--runs", "2", "--warmups", "1", "--json", str(file)]))
+    return records, program.table(records)
+
+
+def test_layers_are_compared_in_one_run(tmp_path):
+    file = tmp_path / "records.json"
+    (records, table), (others, _) = run_ranks(compare_on_rank, 2, tmp_path, file)
+    assert json.loads(file.read_text()) == records
+    assert [record["forward_ms"] for record in records] == [record["forward_ms"] for record in others]
+    assert [(record["layer"], record["path"], record["mode"]) for record in records] == [
+        ("megamoe", "fused", "saved"),
+        ("megamoe", "fused", "recompute"),
+        ("megamoe", "sequential", "saved"),
+        ("megamoe", "sequential", "recompute"),
+        ("torchtitan", "sequential", "saved"),
+    ]
+    assert all(record["backward_ms"] > 0 and record["run"] == records[0]["run"] for record in records)
+    assert len(table.splitlines()) == len(records) + 2
+    assert plot.main([str(file), "--output", str(tmp_path)]) == 0
+
+
+def test_layers_that_differ_are_not_compared():
+    program = load_program("bench/compare.py")
+    with pytest.raises(SystemExit):
+        program.parse(["--shapes", "other"])
+    leaf = torch.ones(4, 4, requires_grad=True)
+
+    class Problem:
+        dy = torch.ones(4, 4)
+
+    same, other = (lambda: leaf * 2.0), (lambda: leaf * 2.1)
+    program.check_results(Problem, [("a", same, [leaf, leaf]), ("b", same, [leaf, leaf])])
+    with pytest.raises(RuntimeError, match="b: y differs from the first layer's by 0.05"):
+        program.check_results(Problem, [("a", same, [leaf, leaf]), ("b", other, [leaf, leaf])])
+
+
+# ---- Training example ------------------------------------------------------------------------------------
 
 
 def train(folder, *arguments):
     text = folder / "text"
     if not text.exists():
         text.write_bytes((ROOT / "LICENSE").read_bytes())
-    module = example()
-    fixed = ["--text", str(text), "--layers", "1", "--batch", "4", "--sequence", "32"]
+    module = load_program("examples/train_qwen3_moe.py")
+    fixed = ["--text", str(text), "--layers", "1", "--batch", "4", "--sequence", "32", "--device", "cpu"]
     return module.train(module.parse([*fixed, *map(str, arguments)]))
 
 

@@ -1,0 +1,320 @@
+"""Times megamoe's operator beside TorchTitan's order of operations and the dense ceiling, in one run.
+
+    torchrun --standalone --nproc-per-node 2 bench/compare.py [--shapes qwen3-30b,qwen3-235b] [--json out.json]
+    python bench/compare.py --shapes qwen3-30b          # one rank
+
+Every layer starts after the router, from the same tokens, uniform random routing (seed = rank) and weights. The first
+results of all layers are compared before anything is timed. A sample is a forward and a backward call between events of
+the current stream, after a small all-reduce that starts the ranks together; figures are medians of --runs samples after
+--warmups, of the slowest rank. TFLOP/s are those of one rank: 6*N*H*I FLOPs forward, 12*N*H*I backward, N = tokens * K,
+also where more are done (recompute). P is a dense 8192^3 product, timed as the layers are.
+
+Records go to --json as they come, and `python -m megamoe.plot` draws them; the last thing printed is a table, where a
+ratio is the time of the last TorchTitan layer of the shape over the line's. --device cpu checks this program, on small
+shapes.
+"""
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import megamoe
+import torch
+import torch.distributed as dist
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "bench" / "baseline"))
+from torchtitan_layer import Layer as TorchTitanLayer  # noqa: E402
+
+#: H, I, E, K
+SHAPES = {
+    "tiny": (64, 64, 8, 2),
+    "qwen3-30b": (2048, 768, 128, 8),
+    "qwen3-235b": (4096, 1536, 128, 8),
+    "deepseek-v3": (7168, 2048, 256, 8),
+}
+#: Layers may differ by roundings to bf16 at other places.
+MOST_DIFFERENCE = 0.02
+
+
+class Clock:
+    """Marks in the order of the device's work; on the CPU, of the program's."""
+
+    def __init__(self, device):
+        self.on_cuda = device.type == "cuda"
+
+    def mark(self):
+        if not self.on_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def ms(self, start, end):
+        return start.elapsed_time(end) if self.on_cuda else (end - start) * 1e3
+
+    def wait(self):
+        if self.on_cuda:
+            torch.cuda.synchronize()
+
+
+class Problem:
+    """One rank's tensors. TorchTitan's layer has gate and up apart; values are the same."""
+
+    def __init__(self, shape, tokens, device):
+        hidden, intermediate, experts, top_k = SHAPES[shape]
+        num_local = experts // dist.get_world_size()
+        generator = torch.Generator(device=device).manual_seed(dist.get_rank())
+
+        def normal(*size, scale=1.0):
+            return torch.randn(*size, device=device, dtype=torch.bfloat16, generator=generator).mul_(scale)
+
+        self.num_experts, self.top_k, self.tokens = experts, top_k, tokens
+        self.forward_flops = 6 * tokens * top_k * hidden * intermediate
+        self.x = normal(tokens, hidden).requires_grad_()
+        self.dy = normal(tokens, hidden)
+        self.ids = torch.rand(tokens, experts, device=device, generator=generator).topk(top_k, dim=1).indices
+        weights = torch.rand(tokens, top_k, device=device, generator=generator)
+        self.weights = (weights / weights.sum(1, keepdim=True)).requires_grad_()
+        self.gate_up = normal(num_local, 2 * intermediate, hidden, scale=hidden**-0.5).requires_grad_()
+        self.down = normal(num_local, hidden, intermediate, scale=intermediate**-0.5).requires_grad_()
+        gate, up = self.gate_up.detach().chunk(2, dim=1)
+        self.gate, self.up = gate.contiguous().requires_grad_(), up.contiguous().requires_grad_()
+
+
+def variants(problem, layers, paths):
+    """[(what the record says of the layer, its forward function, the leaves whose gradients it makes)]"""
+    found = []
+    if "megamoe" in layers:
+        ids = problem.ids.int()
+        for path in paths:
+            for mode in ("saved", "recompute"):
+
+                def forward(path=path, mode=mode):
+                    return megamoe.moe(
+                        problem.x,
+                        ids,
+                        problem.weights,
+                        problem.gate_up,
+                        problem.down,
+                        overlap_comm=path == "fused",
+                        recompute=mode == "recompute",
+                        max_tokens=problem.tokens,
+                    )
+
+                leaves = [problem.x, problem.weights, problem.gate_up, problem.down]
+                found.append(({"layer": "megamoe", "path": path, "mode": mode}, forward, leaves))
+    for name, compiled in (("torchtitan", False), ("torchtitan-compiled", True)):
+        if name in layers:
+            experts = (problem.gate, problem.up, problem.down)
+            layer = TorchTitanLayer(dist.group.WORLD, problem.num_experts, *experts, compiled)
+            description = {"layer": "torchtitan", "path": "sequential", "mode": "saved", "compiled": compiled}
+            found.append(
+                (
+                    description,
+                    lambda layer=layer: layer(problem.x, problem.ids, problem.weights),
+                    [problem.x, problem.weights, *experts],
+                )
+            )
+    return found
+
+
+def step(problem, forward, leaves):
+    y = forward()
+    return y, torch.autograd.grad(y, leaves, problem.dy)
+
+
+def difference(actual, expected):
+    return ((actual.float() - expected.float()).norm() / expected.float().norm()).item()
+
+
+def check_results(problem, compared):
+    """Raises where y, dx or dweights of two layers are further apart than roundings."""
+    first = None
+    for description, forward, leaves in compared:
+        y, (dx, dweights, *_) = step(problem, forward, leaves)
+        found = {"y": y.detach(), "dx": dx, "dweights": dweights}
+        first = first or found
+        for name, tensor in found.items():
+            distance = difference(tensor, first[name])
+            if not distance <= MOST_DIFFERENCE:
+                raise RuntimeError(f"{description}: {name} differs from the first layer's by {distance:.3g}")
+
+
+def start_together(device):
+    dist.all_reduce(torch.zeros(1, device=device))
+
+
+def slowest(values, device):
+    values = torch.tensor(values, device=device)
+    dist.all_reduce(values, dist.ReduceOp.MAX)
+    return values.tolist()
+
+
+def figures(samples_ms, device):
+    """Median, fastest and slowest, of the slowest rank."""
+    quartiles = [statistics.median(samples_ms), min(samples_ms), max(samples_ms)]
+    return [round(value, 4) for value in slowest(quartiles, device)]
+
+
+def measure(problem, forward, leaves, arguments, device):
+    """{forward_ms, ...}"""
+    clock, marks = Clock(device), []
+    time.sleep(0.2)  # the chip's clock falls under sustained load: every layer starts from rest
+    for _ in range(arguments.warmups + arguments.runs):
+        start_together(device)
+        begin = clock.mark()
+        y = forward()
+        middle = clock.mark()
+        torch.autograd.grad(y, leaves, problem.dy)
+        marks.append((begin, middle, clock.mark()))
+        del y
+    clock.wait()
+    marks = marks[arguments.warmups :]
+    record = {}
+    for name, flops, samples in (
+        ("forward", problem.forward_flops, [clock.ms(begin, middle) for begin, middle, _ in marks]),
+        ("backward", 2 * problem.forward_flops, [clock.ms(middle, end) for _, middle, end in marks]),
+    ):
+        median, least, most = figures(samples, device)
+        record |= {
+            f"{name}_ms": median,
+            f"{name}_ms_range": [least, most],
+            f"{name}_tflops": round(flops / median / 1e9, 1),
+        }
+    return record
+
+
+def dense_tflops(arguments, device):
+    size = 8192 if device.type == "cuda" else 512
+    a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+    b = torch.randn_like(a)
+    clock, samples = Clock(device), []
+    time.sleep(0.2)
+    for _ in range(arguments.warmups + arguments.runs):
+        start_together(device)
+        begin = clock.mark()
+        a @ b
+        samples.append((begin, clock.mark()))
+    clock.wait()
+    median, _, _ = figures([clock.ms(*marks) for marks in samples[arguments.warmups :]], device)
+    return round(2 * size**3 / median / 1e9, 1)
+
+
+def head_commit():
+    result = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
+    return result.stdout.strip() or "unknown"
+
+
+def circumstances(arguments, device):
+    now = datetime.datetime.now(datetime.timezone.utc)
+    versions = {name: importlib.metadata.version(name) for name in ("torch",)}
+    versions["megamoe"] = megamoe.__version__
+    if device.type == "cuda":
+        versions |= {"cuda": torch.version.cuda, "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+    return {
+        "commit": arguments.commit or head_commit(),
+        "date": now.isoformat(timespec="seconds"),
+        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        "versions": versions,
+        "command": "bench/compare.py " + " ".join(sys.argv[1:]),
+        "run": now.strftime("%Y%m%dT%H%M%S"),
+    }
+
+
+def table(records):
+    """A line a record."""
+    lines = [
+        f"{'shape':12} {'layer':32} {'fwd ms':>8} {'TFLOP/s':>8} {'ratio':>6} {'bwd ms':>8} {'TFLOP/s':>8} {'ratio':>6}"
+    ]
+    for record in records:
+        words = [record["layer"], record["path"], record["mode"], "compiled" if record.get("compiled") else ""]
+        others = [
+            other for other in records if other["layer"] == "torchtitan" and other["shape"] == record["shape"]
+        ]
+        cells = [f"{record['shape']:12} {' '.join(word for word in words if word):32}"]
+        for name in ("forward", "backward"):
+            ms = record[f"{name}_ms"]
+            ratio = f"{others[-1][f'{name}_ms'] / ms:.2f}" if others else ""
+            cells.append(f"{ms:8.3f} {record[f'{name}_tflops']:8.1f} {ratio:>6}")
+        lines.append(" ".join(cells))
+    lines.append(f"P = {records[0]['dense_tflops']} TFLOP/s, {records[0]['hardware']}, {records[0]['ranks']} ranks")
+    return "\n".join(lines)
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", default="qwen3-30b,qwen3-235b,deepseek-v3", help=", ".join(SHAPES))
+    parser.add_argument("--tokens", type=int, default=8192, help="of each rank")
+    parser.add_argument("--layers", default="megamoe,torchtitan,torchtitan-compiled")
+    parser.add_argument("--paths", default="fused,sequential", help="of megamoe: with overlap on and off")
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--warmups", type=int, default=4)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--commit", help="of the measured source, where this is not a checkout of it")
+    options = parser.parse_args(arguments)
+    options.shapes, options.layers, options.paths = (
+        text.split(",") for text in (options.shapes, options.layers, options.paths)
+    )
+    for shape in options.shapes:
+        if shape not in SHAPES:
+            parser.error(f"--shapes: {shape} is not one of {', '.join(SHAPES)}")
+    return options
+
+
+def join_group(device):
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if "RANK" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        store = dist.FileStore(tempfile.mktemp(), 1)
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+
+
+def compare(arguments):
+    """The records, the same on every rank."""
+    device = torch.device(arguments.device, int(os.environ.get("LOCAL_RANK", 0)) if arguments.device == "cuda" else None)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    join_group(device)
+    records = []
+    fixed = circumstances(arguments, device)
+    dense = dense_tflops(arguments, device)
+    for shape in arguments.shapes:
+        problem = Problem(shape, arguments.tokens, device)
+        compared = variants(problem, arguments.layers, arguments.paths)
+        check_results(problem, compared)
+        for description, forward, leaves in compared:
+            place = {"shape": shape, "tokens_per_rank": arguments.tokens, "ranks": dist.get_world_size()}
+            record = description | place | {"dense_tflops": dense}
+            records.append(record | measure(problem, forward, leaves, arguments, device) | fixed)
+            if dist.get_rank() == 0:
+                print(json.dumps({key: records[-1][key] for key in records[-1] if key not in fixed}), flush=True)
+                if arguments.json:
+                    arguments.json.write_text(json.dumps(records, indent=1) + "\n")
+        megamoe.check()
+        del problem, compared, forward, leaves
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return records
+
+
+def main(arguments=None):
+    records = compare(parse(arguments))
+    if dist.get_rank() == 0:
+        print(table(records))
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
