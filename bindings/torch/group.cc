@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "layer/fingerprint.h"
-#include "megamoe/cuda.h"
 
 namespace megamoe::torch_ops {
 namespace {
@@ -105,10 +104,11 @@ std::shared_ptr<Workspace> LayerCache::workspace_for(const LayerConfig& config) 
 }
 
 Group::Group(std::shared_ptr<Communicator> communicator, double entry_deadline_s,
-             double inner_deadline_s)
+             double inner_deadline_s, RanksOnDevice ranks_on_device)
     : host_(std::move(communicator)),
       entry_deadline_s_(entry_deadline_s),
       inner_deadline_s_(inner_deadline_s),
+      ranks_on_device_(std::move(ranks_on_device)),
       on_host_(host_) {}
 
 std::int64_t Group::agree_on_largest(std::int64_t value, const LocalOutcome& local,
@@ -163,7 +163,7 @@ LayerCache& Group::on_device(int device) {
   if (found != on_devices_.end()) return found->second;
   auto both = std::make_shared<DeviceCommunicator>();
   both->host = host_;
-  both->device = make_cuda_communicator(*host_, device);
+  both->device = ranks_on_device_(*host_, device);
   Communicator* communicator = both->device.get();
   return on_devices_
       .try_emplace(device, std::shared_ptr<Communicator>(std::move(both), communicator))

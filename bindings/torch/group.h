@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "layer/agreement.h"
+#include "megamoe/cuda.h"
 #include "megamoe/megamoe.h"
 
 namespace megamoe::torch_ops {
@@ -56,6 +57,8 @@ struct DevicePlace {
   Stream stream;
 };
 
+using RanksOnDevice = std::function<std::unique_ptr<Communicator>(Communicator& host, int device)>;
+
 /// One expert-parallel group. All decisions about what is built depend on the calls alone, never on
 /// what happens to be alive, so that all ranks take the same ones.
 ///
@@ -65,8 +68,9 @@ struct DevicePlace {
 /// call reaches the library, makes a call that the library refuses, and so its peers learn of it.
 class Group {
  public:
+  /// `ranks_on_device` gives this rank's communicator on a device; tests give one of the host.
   Group(std::shared_ptr<Communicator> communicator, double entry_deadline_s,
-        double inner_deadline_s);
+        double inner_deadline_s, RanksOnDevice ranks_on_device = make_cuda_communicator);
 
   [[nodiscard]] int rank() const { return host_->rank(); }
   [[nodiscard]] int size() const { return host_->size(); }
@@ -110,6 +114,7 @@ class Group {
   std::shared_ptr<Communicator> host_;
   double entry_deadline_s_;
   double inner_deadline_s_;
+  RanksOnDevice ranks_on_device_;
   std::mutex mutex_;
   LayerCache on_host_;
   std::map<int, LayerCache> on_devices_;  ///< several only for a group of one rank

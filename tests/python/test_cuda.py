@@ -10,6 +10,8 @@ import torch.distributed as dist
 from conftest import require_devices
 from ranks import run_ranks
 from reference import assert_equal, assert_within_baseline, make_problem, results
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 NAMES = ("x", "expert_ids", "weights", "gate_up", "down")
 
@@ -17,6 +19,30 @@ NAMES = ("x", "expert_ids", "weights", "gate_up", "down")
 def test_the_operators_have_cuda_kernels():
     for name in ("forward", "backward", "backward_main_grad"):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"megamoe::{name}", "CUDA")
+
+
+def test_a_traced_call_converts_ids_without_the_host():
+    """Traced with fake CUDA tensors, which need no device."""
+
+    def forward(x, expert_ids, weights, gate_up, down):
+        return megamoe.moe(x, expert_ids, weights, gate_up, down)
+
+    megamoe.init()
+    with FakeTensorMode(), torch.no_grad():
+        sizes = {"x": (5, 64), "expert_ids": (5, 2), "weights": (5, 2), "gate_up": (4, 128, 64), "down": (4, 64, 64)}
+        dtypes = {"expert_ids": torch.int64, "weights": torch.float32}
+        inputs = [
+            torch.empty(size, dtype=dtypes.get(name, torch.bfloat16), device="cuda") for name, size in sizes.items()
+        ]
+        traced = make_fx(forward)(*inputs)
+        assert forward(*inputs).device.type == "cuda"
+    (call,) = [node for node in traced.graph.nodes if node.target is torch.ops.megamoe.forward.default]
+    ids = call.args[1]
+    assert ids.meta["val"].dtype == torch.int32
+    clamped = ids.args[0]
+    assert clamped.target is torch.ops.aten.clamp.default and clamped.args[1:] == (-2, 4)
+    kinds = {getattr(node.target, "__name__", "") for node in traced.graph.nodes if node.op == "call_function"}
+    assert kinds == {"clamp.default", "_to_copy.default", "forward.default", "getitem"}
 
 
 # ---- One rank --------------------------------------------------------------------------------------------
