@@ -83,10 +83,11 @@ def check(group=None) -> None:
     """Waits for this rank's calls on CUDA devices and raises what the devices reported; nothing to do on the CPU.
 
     A device error (an expert id out of range, too many rows, a peer that failed or did not come) is raised on every
-    rank: by each later call on the group until ``check`` has raised it once, or by ``check`` itself. What the failed
-    call should have written is undefined. So call it where results are about to be used for good: before a checkpoint
-    is written, or before ``optimizer.step()`` if it may wait for the device. After errors of ids and capacity the layer
-    is usable again; after a missed deadline connect anew with ``megamoe.init``. All ranks call it at the same point.
+    rank: by each later call that shares the failed call's workspace until ``check`` has raised it once, or by ``check``
+    itself. What the failed call should have written is undefined. So call it where results are about to be used for
+    good: before a checkpoint is written, or before ``optimizer.step()`` if it may wait for the device. All ranks call
+    it at the same point; then the layer is usable again, except after a missed deadline or a peer that left: connect
+    anew with ``megamoe.init``.
 
     Raises:
         RuntimeError: with the library's message.
