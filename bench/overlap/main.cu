@@ -84,6 +84,15 @@ class GroupBench {
       order(l);
       gate_up_and_pull(l);
     });
+    // The parts of it: pulls alone, and the product when all rows are in place.
+    const testing::DeviceBuffer<std::byte> no_rows(layers_.layer(0).rank().plan.size());
+    check_cuda(cudaMemset(no_rows.data(), 0, no_rows.size()), "memset");
+    time("order, pulls alone", 0, [&](LayerRank& l) {
+      order(l);
+      gpu::gate_up_and_pull(l.rank().view, no_rows.data(), l.forward_rows(), l.tensors({}, {}),
+                            options_of(l));
+    });
+    time("gate_up_and_pull, all here", 4, gate_up_and_pull);
     time("push", 0, push);
     time("down", 2, down);
     time("down_and_push", 2, down_and_push);

@@ -11,6 +11,11 @@
 
 namespace megamoe::products {
 
+struct PullKernelExtra {
+  gpu::PullShared pull;
+  GroupedTile next_tile;  ///< the load role's
+};
+
 template <RowProduct kProduct, Shared kShared, class Activation>
 __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThreads, 1)
     gate_up_and_pull_kernel(const __grid_constant__ RowProductParams params,
@@ -20,12 +25,12 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
   static_assert(kIsGateUp<kProduct>);
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  gpu::PullShared& pull_shared = beside_stages<gpu::PullShared>(shared_bytes);
+  PullKernelExtra& extra = beside_stages<PullKernelExtra>(shared_bytes);
   const int warp = device::warp_idx();
   const int cta_rank = static_cast<int>(device::cluster_cta_rank());
 
   if (warp == 0 && device::elect_one()) {
-    gpu::init_pull_barriers(pull_shared);
+    gpu::init_pull_barriers(extra.pull);
     init_barriers(shared.barriers);
   }
   if (warp == 1) count_tiles<kShared>(params.rows, params.num_channel_tiles, shared.first_tile);
@@ -36,10 +41,10 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
     device::release_registers_to<kProducerRegisters>();
     if (warp == static_cast<int>(ProducerWarp::loads)) {
       if (device::elect_one()) {
-        load_arrived_role<kProduct, kShared>(view, params, shared, cta_rank);
+        load_arrived_role<kProduct, kShared>(view, params, shared, extra.next_tile, cta_rank);
       }
     } else if (warp == static_cast<int>(ProducerWarp::pulls)) {
-      gpu::pull_role(view, pull_params, pull_shared);
+      gpu::pull_role(view, pull_params, extra.pull);
     } else {
       if (device::elect_one()) {
         store_role<kProduct, kShared>(params, shared, cta_rank,
