@@ -54,7 +54,7 @@ class PullRing {
     if (device::lane_idx() == 0) {
       const std::uint32_t arrived = arrived_ + load_.slot * 8U;
       device::arrive_expecting(arrived, chunk.num_bytes);
-      device::load_bytes(chunks_ + load_.slot * kPullChunkBytes, from, chunk.num_bytes, arrived);
+      device::load_passing_bytes(chunks_ + load_.slot * kPullChunkBytes, from, chunk.num_bytes, arrived);
     }
     load_.advance();
     store_pending();
@@ -75,7 +75,7 @@ class PullRing {
     if (pending_.num_bytes == 0) return;
     device::wait(arrived_ + store_.slot * 8U, store_.parity);
     if (pending_.to != nullptr) {
-      device::store_bytes(pending_.to, chunks_ + store_.slot * kPullChunkBytes, pending_.num_bytes);
+      device::store_passing_bytes(pending_.to, chunks_ + store_.slot * kPullChunkBytes, pending_.num_bytes);
     }
     device::commit_stores();
     store_.advance();
