@@ -8,6 +8,7 @@ if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nv
 endif()
 find_package(CUDAToolkit REQUIRED)
 include(cmake/cutlass.cmake)
+include(cmake/nccl.cmake)
 
 add_library(megamoe_cuda_options INTERFACE)
 target_compile_options(megamoe_cuda_options INTERFACE

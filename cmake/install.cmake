@@ -4,7 +4,11 @@ include(CMakePackageConfigHelpers)
 
 set(megamoe_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/megamoe)
 
-install(TARGETS megamoe EXPORT megamoe_targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+set(megamoe_libraries megamoe)
+if(MEGAMOE_CUDA)
+  list(APPEND megamoe_libraries megamoe_cuda_backend megamoe_exchange megamoe_cuda)
+endif()
+install(TARGETS ${megamoe_libraries} EXPORT megamoe_targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY include/megamoe DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT megamoe_targets NAMESPACE megamoe:: DESTINATION ${megamoe_package_dir})

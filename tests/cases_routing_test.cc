@@ -16,7 +16,7 @@ TEST(Case08DoubledIds, BothSlotsReachTheRouter) {
     for (const std::int64_t num_tokens : {1, 256, 257}) {
       SCOPED_TRACE(testing::Message() << "R=" << num_ranks << " T=" << num_tokens);
       ProblemSpec spec = spec_with_tokens(std::vector<std::int64_t>(num_ranks, num_tokens));
-      spec.hidden_dim = spec.intermediate_dim = 32;
+      spec.hidden_dim = spec.intermediate_dim = channels(32);
       spec.num_experts = 96;
       spec.top_k = 4;
       spec.routing = RoutingPattern::duplicates;  // ids are forced

@@ -78,6 +78,9 @@ struct LayerConfig {
   double entry_deadline_s = 600.0;
   double inner_deadline_s = 60.0;
 
+  /// Multiprocessors of this rank's GPU that products take; 0: all of them. Ranks that share a GPU
+  /// divide them. CUDA backend.
+  int num_sms = 0;
   /// Threads of this rank on the CPU backend; 0 divides the machine's cores among the ranks.
   int num_threads = 0;
 };

@@ -18,6 +18,11 @@ namespace megamoe {
 
 inline constexpr std::int64_t kGpuRowAlignment = 64;
 
+/// The most that the kernels of the exchange take.
+inline constexpr std::int32_t kMaxRanks = 72;
+inline constexpr std::int32_t kMaxExperts = 512;
+inline constexpr std::int32_t kMaxSlots = 16;
+
 /// Rows that the GPU's row buffers need for any distribution of `row_capacity` rows over the
 /// experts of a rank.
 constexpr std::int64_t padded_row_capacity(const WorkspaceDims& dims) {
@@ -27,29 +32,30 @@ constexpr std::int64_t padded_row_capacity(const WorkspaceDims& dims) {
   return round_up(dims.row_capacity + experts_with_rows * (kGpuRowAlignment - 1), kGpuRowAlignment);
 }
 
-/// The symmetric memory of a rank on the GPU. Headers and counts exist twice and calls alternate: a
-/// rank whose call failed may enter the next call before its peers have read what it wrote for this
-/// one, but never the one after that.
+/// The symmetric memory of a rank on the GPU. What peers write at any time lies first, at places
+/// that depend on the number of ranks alone: layers of different shapes share a workspace. Headers
+/// and counts exist twice and calls alternate: a rank whose call failed may enter the next call
+/// before its peers have read what it wrote for this one, but never the one after that.
 struct GpuSymmetricLayout {
-  SymmetricLayout exchange;
   Region<device::SignalValue> signals;    ///< [kNumSignals, R], written by rank r
   Region<device::CallHeader> headers_2R;  ///< written by rank r
   Region<std::int32_t> counts_2RE;        ///< row r written by rank r
   Region<std::int32_t> first_pull_E;      ///< E + 1: where the rank's pulls begin that need each
                                           ///< expert first, and their end
+  SymmetricLayout exchange;
   std::int64_t bytes = 0;
 };
 
 inline GpuSymmetricLayout gpu_symmetric_layout(const WorkspaceDims& dims) {
   const std::int64_t num_ranks = dims.routing.num_ranks;
+  RegionAllocator regions;
   GpuSymmetricLayout layout;
-  layout.exchange = symmetric_layout(dims);
-  RegionAllocator regions(layout.exchange.bytes);
   layout.signals = regions.take<device::SignalValue>(device::kNumSignals * num_ranks);
   layout.headers_2R = regions.take<device::CallHeader>(2 * num_ranks);
-  layout.counts_2RE = regions.take<std::int32_t>(2 * num_ranks * dims.routing.num_experts);
-  layout.first_pull_E = regions.take<std::int32_t>(dims.routing.num_experts + 1);
-  layout.bytes = regions.bytes();
+  layout.counts_2RE = regions.take<std::int32_t>(2 * num_ranks * kMaxExperts);
+  layout.first_pull_E = regions.take<std::int32_t>(kMaxExperts + 1);
+  layout.exchange = symmetric_layout(dims, regions.bytes());
+  layout.bytes = layout.exchange.bytes;
   return layout;
 }
 
@@ -58,9 +64,12 @@ struct CallPlanLayout {
   Region<std::int32_t> ids_TK;
   Region<float> weights_TK;
   Region<std::int32_t> counts_RE;
-  Region<std::int64_t> expert_begin;    ///< e + 1
-  Region<std::int32_t> group_begin_e;   ///< the same as products read them, and
-  Region<std::int32_t> group_count_e;   ///< rows without padding; all 0 where the call failed
+  Region<std::int64_t> expert_begin;   ///< e + 1
+  Region<std::int32_t> group_begin_e;  ///< the same as products read them, and
+  Region<std::int32_t> group_count_e;  ///< rows without padding; all 0 where the call failed
+  Region<std::int32_t> kept_count_e;   ///< rows of the group whose g and u are kept, and
+  Region<std::int32_t> other_begin_e;  ///< the group's other rows, which follow them
+  Region<std::int32_t> other_count_e;
   Region<std::uint64_t> forward_epoch;  ///< one; 0 where the forward call failed
   std::int64_t bytes = 0;
 };
@@ -77,6 +86,9 @@ inline CallPlanLayout call_plan_layout(const WorkspaceDims& dims) {
   layout.expert_begin = regions.take<std::int64_t>(num_experts + 1);
   layout.group_begin_e = regions.take<std::int32_t>(num_experts);
   layout.group_count_e = regions.take<std::int32_t>(num_experts);
+  layout.kept_count_e = regions.take<std::int32_t>(num_experts);
+  layout.other_begin_e = regions.take<std::int32_t>(num_experts);
+  layout.other_count_e = regions.take<std::int32_t>(num_experts);
   layout.forward_epoch = regions.take<std::uint64_t>(1);
   layout.bytes = regions.bytes();
   return layout;
@@ -138,6 +150,26 @@ inline PlanScratchLayout plan_scratch_layout(const WorkspaceDims& workspace) {
   layout.ordered_rows_PK = regions.take<std::int32_t>(num_pulls * dims.top_k);
   layout.rows_arrived =
       regions.take<std::uint32_t>(padded_row_capacity(workspace) / kGpuRowAlignment);
+  layout.bytes = regions.bytes();
+  return layout;
+}
+
+/// What only the rank itself uses. The scratch lies first: its control block is that of all layers.
+struct GpuLocalLayout {
+  PlanScratchLayout scratch;
+  LocalLayout rows;              ///< with padded_row_capacity() rows
+  Region<std::byte> spare_plan;  ///< for calls that the host refuses before they have a plan
+  std::int64_t bytes = 0;
+};
+
+inline GpuLocalLayout gpu_local_layout(const WorkspaceDims& dims) {
+  WorkspaceDims padded = dims;
+  padded.row_capacity = padded_row_capacity(dims);
+  GpuLocalLayout layout;
+  layout.scratch = plan_scratch_layout(dims);
+  layout.rows = local_layout(padded, layout.scratch.bytes);
+  RegionAllocator regions(layout.rows.bytes);
+  layout.spare_plan = regions.take<std::byte>(call_plan_layout(dims).bytes);
   layout.bytes = regions.bytes();
   return layout;
 }

@@ -203,6 +203,15 @@ class ProcessCommunicator final : public Communicator {
     return std::make_unique<ProcessHeap>(std::move(blocks), bytes);
   }
 
+  void throw_if_peer_left() const override {
+    throw_if_broken();
+    int first = -1;
+    for (int peer = 0; peer < num_ranks_; ++peer) {
+      const std::int32_t order = departure_of(peer);
+      if (order > 0 && (first < 0 || order < departure_of(first))) first = peer;
+    }
+    if (first >= 0) throw Error(ErrorCode::peer_failed, departure_text(first));
+  }
   void abort(const std::string& reason) noexcept override { depart(reason); }
 
  private:
@@ -295,12 +304,16 @@ class ProcessCommunicator final : public Communicator {
     // A peer may have arrived and left while we looked: what it did not come to is what counts.
     if (first < 0 || !is_missing(first, meeting)) return;
     throw_if_broken();  // ranks leave because of a missed deadline: that is the cause to name
-    const bool said_why = control_.ranks[first].departure.load() > 0;
-    throw Error(ErrorCode::peer_failed,
-                "rank " + std::to_string(first) + " has left (" +
-                    (said_why ? control_.ranks[first].departure_reason.data()
-                              : "its process has ended without a word") +
-                    ") while rank " + std::to_string(rank_) + " waited for " + what);
+    throw Error(ErrorCode::peer_failed, departure_text(first) + " while rank " +
+                                            std::to_string(rank_) + " waited for " + what);
+  }
+
+  [[nodiscard]] std::string departure_text(int peer) const {
+    const bool said_why = control_.ranks[peer].departure.load() > 0;
+    return "rank " + std::to_string(peer) + " has left (" +
+           (said_why ? control_.ranks[peer].departure_reason.data()
+                     : "its process has ended without a word") +
+           ")";
   }
 
   /// The order in which a rank left; 0 while it takes part. A process that died counts as just

@@ -69,6 +69,19 @@ class ThreadGroup {
     all_arrived_.notify_all();
   }
 
+  void throw_if_departed() {
+    const std::lock_guard lock(mutex_);
+    if (!broken_.empty()) throw Error(ErrorCode::deadline_exceeded, broken_);
+    int first = -1;
+    for (int peer = 0; peer < size(); ++peer) {
+      const int order = departure_[peer].order;
+      if (order > 0 && (first < 0 || order < departure_[first].order)) first = peer;
+    }
+    if (first < 0) return;
+    throw Error(ErrorCode::peer_failed, "rank " + std::to_string(first) + " has left (" +
+                                            departure_[first].reason + ")");
+  }
+
  private:
   struct Departure {
     int order = 0;  // 1 for the first rank that left; 0 while it takes part
@@ -236,6 +249,7 @@ class ThreadCommunicator final : public Communicator {
     return std::make_unique<ThreadHeap>(std::move(memory), bytes);
   }
 
+  void throw_if_peer_left() const override { group_->throw_if_departed(); }
   void abort(const std::string& reason) noexcept override { group_->depart(rank_, reason); }
 
  private:

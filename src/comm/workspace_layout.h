@@ -82,10 +82,11 @@ struct LocalLayout {
   std::int64_t bytes = 0;
 };
 
-inline SymmetricLayout symmetric_layout(const WorkspaceDims& dims) {
+/// The regions from byte `begin` on.
+inline SymmetricLayout symmetric_layout(const WorkspaceDims& dims, std::int64_t begin = 0) {
   const std::int64_t rows = dims.max_tokens * dims.hidden_dim;
   const std::int64_t slots = dims.max_tokens * dims.routing.top_k;
-  RegionAllocator regions;
+  RegionAllocator regions(begin);
   SymmetricLayout layout;
   layout.staged_rows_TH = regions.take<bf16>(rows);
   layout.staged_dy_TH = regions.take<bf16>(rows);
@@ -99,9 +100,9 @@ inline SymmetricLayout symmetric_layout(const WorkspaceDims& dims) {
   return layout;
 }
 
-inline LocalLayout local_layout(const WorkspaceDims& dims) {
+inline LocalLayout local_layout(const WorkspaceDims& dims, std::int64_t begin = 0) {
   const std::int64_t rows = dims.row_capacity;
-  RegionAllocator regions;
+  RegionAllocator regions(begin);
   LocalLayout layout;
   layout.x_CH = regions.take<bf16>(rows * dims.hidden_dim);
   layout.dy_CH = regions.take<bf16>(rows * dims.hidden_dim);

@@ -8,23 +8,6 @@
 namespace megamoe::cpu {
 namespace {
 
-/// One call at a time on a workspace.
-class Occupied {
- public:
-  explicit Occupied(std::atomic_flag& in_use) : in_use_(in_use) {
-    if (in_use_.test_and_set()) {
-      throw Error(ErrorCode::invalid_argument,
-                  "workspace is in use by another call; calls on one workspace must not overlap");
-    }
-  }
-  Occupied(const Occupied&) = delete;
-  Occupied& operator=(const Occupied&) = delete;
-  ~Occupied() { in_use_.clear(); }
-
- private:
-  std::atomic_flag& in_use_;
-};
-
 /// Once data moves, a failure of this rank is one of the group: peers must not wait for it.
 template <class Work>
 void or_abort(Communicator& group, Work&& work) {
@@ -44,7 +27,8 @@ CpuBackend::CpuBackend(const LayerConfig& config, Workspace::Impl& workspace)
       group_(workspace.communicator),
       dims_(workspace_dims(config, group_.size())),
       expected_(expected_shape(config, group_.size())),
-      buffers_(make_buffers(dims_, *workspace.symmetric, workspace.local.get(), group_.rank())),
+      memory_(static_cast<CpuWorkspace&>(*workspace.memory)),
+      buffers_(make_buffers(dims_, *workspace.symmetric, memory_.local.get(), group_.rank())),
       layer_number_(workspace.num_layers_built++),
       counts_E_(config.shape.num_experts),
       entry_(sizeof(CallHeader) + counts_E_.size() * sizeof(std::int32_t)),
@@ -56,7 +40,7 @@ std::unique_ptr<CallState> CpuBackend::new_call_state() {
 }
 
 StageContext CpuBackend::stage_context() {
-  return {dims_, config_.activation, buffers_, workspace_.threads, workspace_.scratch};
+  return {dims_, config_.activation, buffers_, memory_.threads, memory_.scratch};
 }
 
 void CpuBackend::barrier(const char* what) { group_.barrier(what, config_.inner_deadline_s); }
@@ -168,7 +152,7 @@ void CpuBackend::forward(CallState& call_state, const ForwardInput& input,
   or_abort(group_, [&] {
     const StageContext stage = stage_context();
     stage_rows(stage, input.x, buffers_.mine().staged_rows_TH);
-    stage_pull_lists(stage, state, workspace_.plan_scratch);
+    stage_pull_lists(stage, state, memory_.plan_scratch);
     barrier("staged tokens");
     fetch_forward(stage);
     gate_up_products(stage, state, input.experts);
@@ -202,7 +186,7 @@ void CpuBackend::backward(const CallState* call_state, const BackwardInput& inpu
     stage_rows(stage, input.x, buffers_.mine().staged_rows_TH);
     stage_rows(stage, input.dy, buffers_.mine().staged_dy_TH);
     stage_weights(stage, state);
-    stage_pull_lists(stage, state, workspace_.plan_scratch);
+    stage_pull_lists(stage, state, memory_.plan_scratch);
     barrier("staged gradients");
     fetch_backward(stage);
     p_products(stage, state, input.experts);

@@ -7,6 +7,7 @@
 #include "cpu/buffers.h"
 #include "cpu/call_state.h"
 #include "cpu/reference.h"
+#include "cpu/workspace.h"
 #include "layer/agreement.h"
 #include "layer/backend.h"
 #include "layer/validate.h"
@@ -51,6 +52,7 @@ class CpuBackend final : public LayerBackend {
   Communicator& group_;
   WorkspaceDims dims_;
   ExpectedShape expected_;
+  CpuWorkspace& memory_;
   Buffers buffers_;
   std::int64_t layer_number_;
   std::vector<std::int32_t> counts_E_;

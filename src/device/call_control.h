@@ -20,10 +20,11 @@ constexpr SignalValue kSenderFailed = 1;
 
 enum class FailureCode : std::uint32_t {
   none,
-  expert_id_out_of_range,  ///< peer, token, slot, value
+  expert_id_out_of_range,  ///< peer, token, slot, value; need: number of experts
   capacity_exceeded,       ///< peer, need, capacity
   forward_failed,          ///< peer: the forward call that this backward call belongs to
   calls_differ,            ///< peer: it made another call than rank 0
+  call_refused,            ///< peer, value: the ErrorCode of what its host found wrong
   deadline_exceeded,       ///< peer, awaited, expected, seen
   peer_failed,             ///< peer, awaited
   rows_late,               ///< value: first row of the block; expected, seen: rows in place
@@ -48,7 +49,7 @@ struct FailureRecord {
   std::uint64_t expected;  ///< epoch, or rows
   std::uint64_t seen;      ///< epoch, or rows
   std::int64_t token;
-  std::int64_t need;  ///< rows
+  std::int64_t need;  ///< rows, or experts
   std::int64_t capacity;
 };
 

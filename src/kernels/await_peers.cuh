@@ -17,9 +17,10 @@ __device__ inline void signal_peers(const RankView& view, device::Signal what) {
                             device::signal_value(*view.control()));
 }
 
-/// If any thread has a failure, the lowest such thread reports its own and fails the call. Returns
-/// whether there was one, the same in all threads.
-__device__ inline bool fail_call(const RankView& view, const device::FailureRecord& failure) {
+/// If any thread has a failure, the lowest such thread reports its own (with `record`) and fails the
+/// call. Returns whether there was one, the same in all threads.
+__device__ inline bool fail_call(const RankView& view, const device::FailureRecord& failure,
+                                 bool record = true) {
   __shared__ int lowest;
   const int thread = static_cast<int>(threadIdx.x);
   __syncthreads();
@@ -29,7 +30,7 @@ __device__ inline bool fail_call(const RankView& view, const device::FailureReco
   __syncthreads();
   if (lowest == INT_MAX) return false;
   if (thread == lowest) {
-    device::report(view.failure, failure);
+    if (record) device::report(view.failure, failure);
     view.control()->call_failed = 1;
     if (device::is_fatal(failure.code)) view.control()->failed_for_good = 1;
   }
@@ -45,7 +46,7 @@ __device__ inline bool await_peers(const RankView& view, device::Signal what, st
   device::FailureRecord failure{};
   if (peer < view.routing().num_ranks) {
     const device::Arrival arrival =
-        device::await_signal(view.signal(what, view.rank, peer), epoch, deadline_ns);
+        device::await_signal(view.signal(what, view.rank, peer), epoch, deadline_ns, view.stop);
     failure.code = arrival.failure;
     failure.rank = view.rank;
     failure.peer = peer;

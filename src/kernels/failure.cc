@@ -37,7 +37,7 @@ Error to_error(const FailureRecord& record) {
       return {ErrorCode::expert_id_out_of_range,
               rank_text(record.peer) + ": expert_ids[" + std::to_string(record.token) + ", " +
                   std::to_string(record.slot) + "] is " + std::to_string(record.value) +
-                  ", must be -1 or an expert"};
+                  ", must be -1 or from 0 to " + std::to_string(record.need - 1)};
     case FailureCode::capacity_exceeded:
       return {ErrorCode::capacity_exceeded,
               rank_text(record.peer) + " would receive " + std::to_string(record.need) +
@@ -50,6 +50,9 @@ Error to_error(const FailureRecord& record) {
     case FailureCode::calls_differ:
       return {ErrorCode::config_mismatch,
               "ranks make different calls: " + rank_text(record.peer) + " and rank 0"};
+    case FailureCode::call_refused:
+      return {static_cast<ErrorCode>(record.value),
+              rank_text(record.peer) + " refused the call; its own error says why"};
     case FailureCode::deadline_exceeded:
       return {ErrorCode::deadline_exceeded, wait_text(record) + "; the deadline has passed"};
     case FailureCode::peer_failed:

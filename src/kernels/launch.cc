@@ -9,6 +9,7 @@ namespace megamoe::gpu {
 void load_count_kernels();
 void load_enter_kernel();
 void load_list_kernels();
+void load_split_kernel();
 void load_stage_kernel();
 void load_meet_kernel();
 void load_pull_kernels();
@@ -41,6 +42,7 @@ void load_exchange_kernels() {
   load_count_kernels();
   load_enter_kernel();
   load_list_kernels();
+  load_split_kernel();
   load_stage_kernel();
   load_meet_kernel();
   load_pull_kernels();

@@ -11,10 +11,6 @@
 
 namespace megamoe::gpu {
 
-inline constexpr std::int32_t kMaxRanks = 72;
-inline constexpr std::int32_t kMaxExperts = 512;
-inline constexpr std::int32_t kMaxSlots = 16;
-
 enum class CallKind : std::int32_t { forward, backward };
 
 struct RankView {
@@ -26,6 +22,7 @@ struct RankView {
   std::byte* symmetric_R[kMaxRanks] = {};  ///< the rank's own memory has one address everywhere
   std::byte* scratch = nullptr;
   device::FailureRecord* failure = nullptr;  ///< pinned host memory
+  const std::uint32_t* stop = nullptr;  ///< pinned host memory: not 0 once no peer is to be awaited
   std::uint64_t entry_deadline_ns = 0;
   std::uint64_t inner_deadline_ns = 0;
 
@@ -48,7 +45,7 @@ struct RankView {
   }
   [[nodiscard]] MEGAMOE_HOST_DEVICE std::int32_t* counts_RE(std::uint64_t epoch, int at) const {
     return symmetric.counts_2RE.in(symmetric_R[at]) +
-           static_cast<std::int64_t>(epoch % 2) * dims.routing.num_ranks * dims.routing.num_experts;
+           static_cast<std::int64_t>(epoch % 2) * dims.routing.num_ranks * kMaxExperts;
   }
   /// Where `source`'s pulls begin that need each expert first, and their end.
   [[nodiscard]] MEGAMOE_HOST_DEVICE std::int32_t* first_pull_E(int source) const {

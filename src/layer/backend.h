@@ -1,7 +1,9 @@
 // What a backend gives to MoeLayer.
 #pragma once
 
+#include "comm/workspace_layout.h"
 #include "layer/call_context.h"
+#include "layer/workspace.h"
 #include "megamoe/layer.h"
 
 namespace megamoe {
@@ -23,5 +25,15 @@ class LayerBackend {
   virtual void check(Stream stream) = 0;
   virtual std::unique_ptr<CallState> new_call_state() = 0;
 };
+
+/// What a workspace of these sizes takes. Computed, not measured: needs no device.
+WorkspaceBytes backend_bytes(Backend backend, const WorkspaceDims& dims);
+
+/// The rest of a workspace whose symmetric memory exists. Throws Error.
+std::unique_ptr<WorkspaceMemory> make_workspace_memory(const LayerConfig& config,
+                                                       Workspace::Impl& workspace);
+
+/// `workspace` is large enough, of the same backend, and outlives what is made.
+std::unique_ptr<LayerBackend> make_backend(const LayerConfig& config, Workspace::Impl& workspace);
 
 }  // namespace megamoe

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "comm/gpu_workspace_layout.h"
+#include "cuda/entry.h"
 #include "megamoe/error.h"
 
 namespace megamoe {
@@ -22,6 +24,40 @@ void require_range(const char* member, std::int64_t value, std::int64_t low, std
 void require_deadline(const char* member, double seconds) {
   require(std::isfinite(seconds) && seconds > 0, member,
           "is " + std::to_string(seconds) + " s, must be positive and finite");
+}
+
+/// What the kernels do not take.
+void validate_cuda(const LayerConfig& config, int num_ranks) {
+  const MoeShape& shape = config.shape;
+  const auto supported = [](bool holds, const char* member, std::int64_t value,
+                            const std::string& rule) {
+    if (holds) return;
+    throw Error(ErrorCode::unsupported, std::string(member) + " is " + std::to_string(value) +
+                                            "; the cuda backend takes " + rule);
+  };
+  if (!cuda::is_built()) {
+    throw Error(ErrorCode::unsupported,
+                "backend cuda: this build has none (MEGAMOE_CUDA is off); use the cpu backend");
+  }
+  supported(shape.hidden_dim % 64 == 0, "shape.hidden_dim", shape.hidden_dim, "multiples of 64");
+  supported(shape.intermediate_dim % 64 == 0, "shape.intermediate_dim", shape.intermediate_dim,
+            "multiples of 64");
+  supported(num_ranks <= kMaxRanks, "num_ranks", num_ranks, "at most " + std::to_string(kMaxRanks));
+  supported(shape.num_experts <= kMaxExperts, "shape.num_experts", shape.num_experts,
+            "at most " + std::to_string(kMaxExperts));
+  supported(shape.top_k <= kMaxSlots, "shape.top_k", shape.top_k,
+            "at most " + std::to_string(kMaxSlots));
+  const std::int64_t padding = kGpuRowAlignment * shape.num_experts;
+  const std::int64_t most_rows = std::numeric_limits<std::int32_t>::max() - padding;
+  supported(shape.max_tokens <= most_rows / num_ranks / shape.top_k, "shape.max_tokens",
+            shape.max_tokens,
+            "max_tokens * top_k of all ranks below " + std::to_string(most_rows));
+  supported(config.num_sms != 1, "num_sms", config.num_sms, "0 or at least 2");
+  if (config.activation.kind != ActivationKind::swiglu) {
+    throw Error(ErrorCode::unsupported,
+                std::string("activation.kind is ") + to_string(config.activation.kind) +
+                    "; the cuda backend has kernels for swiglu");
+  }
 }
 
 }  // namespace
@@ -80,10 +116,8 @@ void validate(const LayerConfig& config, int num_ranks) {
             "activation.limit",
             "is " + std::to_string(config.activation.limit) + ", must be positive and finite");
   }
-  if (config.backend == Backend::cuda) {
-    throw Error(ErrorCode::unsupported,
-                "backend cuda: the layer has no CUDA kernels yet; use the cpu backend");
-  }
+  require_range("num_sms", config.num_sms, 0, 1024);
+  if (config.backend == Backend::cuda) validate_cuda(config, num_ranks);
 }
 
 }  // namespace megamoe

@@ -2,7 +2,6 @@
 #include <string>
 #include <utility>
 
-#include "cpu/backend.h"
 #include "layer/backend.h"
 #include "layer/call_context.h"
 #include "layer/fingerprint.h"
@@ -50,8 +49,11 @@ MoeLayer::MoeLayer(const LayerConfig& config, Communicator& communicator, Worksp
                     " symmetric and " + std::to_string(need.local) + " local bytes, it has " +
                     std::to_string(have.symmetric) + " and " + std::to_string(have.local));
   }
+  if (config.backend != workspace.impl().backend) {
+    throw Error(ErrorCode::invalid_argument, "workspace is of another backend than the layer");
+  }
   impl_->config = config;
-  impl_->backend = std::make_unique<cpu::CpuBackend>(config, workspace.impl());
+  impl_->backend = make_backend(config, workspace.impl());
 }
 
 MoeLayer::MoeLayer(MoeLayer&&) noexcept = default;

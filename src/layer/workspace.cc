@@ -1,10 +1,10 @@
 #include "layer/workspace.h"
 
-#include <algorithm>
-#include <cstring>
 #include <string>
-#include <thread>
+#include <vector>
 
+#include "layer/agreement.h"
+#include "layer/backend.h"
 #include "layer/fingerprint.h"
 
 namespace megamoe {
@@ -16,34 +16,18 @@ WorkspaceBytes agreed_bytes(const LayerConfig& config, Communicator& group) {
   return workspace_bytes(config, group.size());
 }
 
-int resolved_num_threads(const LayerConfig& config, int num_ranks) {
-  if (config.num_threads > 0) return config.num_threads;
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  return std::max(1, cores / num_ranks);
-}
-
-std::byte* allocate_local(std::int64_t bytes) {
-  return static_cast<std::byte*>(::operator new[](static_cast<std::size_t>(bytes),
-                                                  std::align_val_t{RegionAllocator::kAlignment},
-                                                  std::nothrow));
-}
-
-/// Throws on every rank when one of them got no memory. Returns rank 0's `id`, on every rank.
-std::uint64_t agree_on_memory(Communicator& group, bool allocated, std::int64_t bytes,
-                              std::uint64_t id, double deadline_s) {
+/// Throws on every rank what one of them met. Returns rank 0's `id`, on every rank.
+std::uint64_t agree_on_memory(Communicator& group, const LocalOutcome& outcome, std::uint64_t id,
+                              double deadline_s) {
   struct Record {
+    LocalOutcome outcome;
     std::uint64_t id;
-    std::uint64_t allocated;
   };
-  const Record mine{id, allocated ? 1U : 0U};
+  const Record mine{outcome, id};
   std::vector<Record> all(group.size());
   group.all_gather(&mine, all.data(), sizeof(mine), "the allocation of a workspace", deadline_s);
   for (int rank = 0; rank < group.size(); ++rank) {
-    if (all[rank].allocated == 0) {
-      throw Error(ErrorCode::out_of_memory, "rank " + std::to_string(rank) +
-                                                " could not allocate a workspace of " +
-                                                std::to_string(bytes) + " bytes");
-    }
+    throw_if_failed(all[rank].outcome, rank, group.rank());
   }
   return all[0].id;
 }
@@ -61,21 +45,18 @@ WorkspaceDims workspace_dims(const LayerConfig& config, int num_ranks) {
 
 WorkspaceBytes workspace_bytes(const LayerConfig& config, int num_ranks) {
   validate(config, num_ranks);
-  const WorkspaceDims dims = workspace_dims(config, num_ranks);
-  return {symmetric_layout(dims).bytes, local_layout(dims).bytes};
+  return backend_bytes(config.backend, workspace_dims(config, num_ranks));
 }
 
 Workspace::Impl::Impl(const LayerConfig& config, Communicator& group)
     : communicator(group),
+      backend(config.backend),
       bytes(agreed_bytes(config, group)),
-      symmetric(group.allocate_symmetric(bytes.symmetric, config.entry_deadline_s)),
-      local(allocate_local(bytes.local)),
-      threads(resolved_num_threads(config, group.size())),
-      scratch(threads.num_threads()) {
+      symmetric(group.allocate_symmetric(bytes.symmetric, config.entry_deadline_s)) {
+  const LocalOutcome outcome = outcome_of([&] { memory = make_workspace_memory(config, *this); });
   // An address is an identity as long as the workspace lives.
-  group_id = agree_on_memory(group, local != nullptr, bytes.local,
-                             reinterpret_cast<std::uintptr_t>(this), config.entry_deadline_s);
-  plan_scratch.reserve(workspace_dims(config, group.size()).routing);
+  group_id = agree_on_memory(group, outcome, reinterpret_cast<std::uintptr_t>(this),
+                             config.entry_deadline_s);
 }
 
 Workspace::Workspace(const LayerConfig& config, Communicator& communicator)
@@ -86,11 +67,6 @@ Workspace::~Workspace() = default;
 
 WorkspaceBytes Workspace::bytes() const { return impl_->bytes; }
 
-void poison(Workspace& workspace) {
-  const Workspace::Impl& impl = workspace.impl();
-  constexpr int kNan = 0xff;  // a NaN in bf16, fp32 and fp64; -1 as an integer
-  std::memset(impl.symmetric->peer(impl.communicator.rank()), kNan, impl.bytes.symmetric);
-  std::memset(impl.local.get(), kNan, impl.bytes.local);
-}
+void poison(Workspace& workspace) { workspace.impl().memory->poison(); }
 
 }  // namespace megamoe

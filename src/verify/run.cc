@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "megamoe/cuda.h"
+
 namespace megamoe::verify {
 namespace {
 
@@ -47,6 +49,11 @@ LayerTensors rank_tensors(const ProblemSpec& spec, const RunOptions& options, in
   return tensors;
 }
 
+Backend& mutable_default_backend() {
+  static Backend backend = Backend::cpu;
+  return backend;
+}
+
 /// Rows of `values`, whose rows have `width` elements, as a [num_rows, width] view.
 template <class T>
 ConstTensorView row_range(const std::vector<T>& values, std::int64_t first_row,
@@ -55,6 +62,9 @@ ConstTensorView row_range(const std::vector<T>& values, std::int64_t first_row,
 }
 
 }  // namespace
+
+Backend default_backend() { return mutable_default_backend(); }
+void set_default_backend(Backend backend) { mutable_default_backend() = backend; }
 
 RawTensor::RawTensor(DType element_type, std::vector<std::int64_t> sizes)
     : dtype(element_type), shape(std::move(sizes)) {
@@ -156,14 +166,24 @@ std::string differing_tensors(const LayerTensors& left, const LayerTensors& righ
 RankSession::RankSession(const Problem& problem, const RunOptions& options,
                          Communicator& communicator)
     : data_(problem, options, communicator.rank()),
-      workspace_(layer_config(problem.spec, options), communicator),
-      layer_(layer_config(problem.spec, options), communicator, workspace_) {}
+      group_(communicator, options.backend),
+      workspace_(layer_config(problem.spec, options), group_.get()),
+      layer_(layer_config(problem.spec, options), group_.get(), workspace_) {}
+
+BackendGroup::BackendGroup(Communicator& group, Backend backend) : group_(group) {
+  if (backend == Backend::cuda) {
+    owned_ = make_cuda_communicator(group, cuda_device_of(group.rank(), group.size()));
+  }
+}
 
 RankData::RankData(const Problem& problem, const RunOptions& options, int rank)
     : problem_(problem),
       rank_(rank),
       weight_gradient_mode_(options.weight_gradient_mode),
-      tensors_(rank_tensors(problem.spec, options, rank)) {}
+      tensors_(rank_tensors(problem.spec, options, rank)),
+      copies_(options.backend == Backend::cuda
+                  ? std::make_unique<DeviceCopies>(cuda_device_of(rank, problem.spec.num_ranks()))
+                  : nullptr) {}
 
 ForwardInput RankData::forward_input() const {
   const ProblemSpec& spec = problem_.spec;
@@ -207,7 +227,36 @@ BackwardOutput RankData::backward_output() {
 
 CallContext RankData::forward(MoeLayer& layer) {
   tensors_.y.fill_with_nan();
-  return layer.forward(forward_input(), forward_output());
+  ForwardInput input = forward_input();
+  ForwardOutput output = forward_output();
+  if (copies_ == nullptr) return layer.forward(input, output);
+  input.x = copies_->upload(input.x);
+  input.expert_ids = copies_->upload(input.expert_ids);
+  input.weights = copies_->upload(input.weights);
+  input.experts = upload(input.experts);
+  output.y = copies_->upload(output.y);
+  CallContext context = layer.forward(input, output, copies_->stream());
+  check_and_download(layer, {&LayerTensors::y});
+  return context;
+}
+
+void RankData::check_and_download(MoeLayer& layer,
+                                  std::initializer_list<RawTensor LayerTensors::*> tensors) {
+  const auto download = [&] {
+    for (RawTensor LayerTensors::*tensor : tensors) copies_->download((tensors_.*tensor).view());
+  };
+  try {
+    layer.check(copies_->stream());
+  } catch (...) {
+    download();  // what a failed call has written, if anything
+    throw;
+  }
+  download();
+}
+
+ExpertWeights RankData::upload(const ExpertWeights& experts) {
+  return {copies_->upload(experts.gate), copies_->upload(experts.up),
+          copies_->upload(experts.down)};
 }
 
 void RankData::backward(MoeLayer& layer, const CallContext& context) {
@@ -218,7 +267,18 @@ void RankData::backward(MoeLayer& layer, const CallContext& context) {
       gradient->fill_with_nan();
     }
   }
-  layer.backward(context, backward_input(), backward_output());
+  BackwardInput input = backward_input();
+  BackwardOutput output = backward_output();
+  if (copies_ == nullptr) return layer.backward(context, input, output);
+  input.x = copies_->upload(input.x);
+  input.dy = copies_->upload(input.dy);
+  input.experts = upload(input.experts);
+  TensorView* const outputs[] = {&output.dx, &output.dweights, &output.experts.gate,
+                                 &output.experts.up, &output.experts.down};
+  for (TensorView* tensor : outputs) *tensor = copies_->upload(*tensor);
+  layer.backward(context, input, output, copies_->stream());
+  check_and_download(layer, {&LayerTensors::dx, &LayerTensors::dweights, &LayerTensors::dgate,
+                             &LayerTensors::dup, &LayerTensors::ddown});
 }
 
 LayerTensors concatenate(const std::vector<LayerTensors>& tensors_R) {

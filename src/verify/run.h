@@ -4,12 +4,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "megamoe/communicator.h"
 #include "megamoe/layer.h"
 #include "verify/compare.h"
+#include "verify/device_copies.h"
 #include "verify/problem.h"
 
 namespace megamoe::verify {
@@ -35,8 +38,13 @@ struct RawTensor {
   bool operator==(const RawTensor&) const = default;
 };
 
+/// The backend that RunOptions start with: cpu unless a test program has set another one for all of
+/// its tests. Not to be changed while ranks run.
+Backend default_backend();
+void set_default_backend(Backend backend);
+
 struct RunOptions {
-  Backend backend = Backend::cpu;
+  Backend backend = default_backend();
   MemoryMode memory_mode = MemoryMode::saved;
   Overlap overlap = Overlap::on;
   WeightGradientMode weight_gradient_mode = WeightGradientMode::store_bf16;
@@ -68,7 +76,8 @@ LayerTensors concatenate(const std::vector<LayerTensors>& tensors_R);
 /// The names of the tensors whose bits differ, "" if none do.
 std::string differing_tensors(const LayerTensors& left, const LayerTensors& right);
 
-/// One rank's inputs (views of the problem, which must outlive them) and its own outputs.
+/// One rank's inputs (views of the problem, which must outlive them) and its own outputs, in host
+/// memory. On the cuda backend calls work on copies, and end with MoeLayer::check().
 class RankData {
  public:
   RankData(const Problem& problem, const RunOptions& options, int rank);
@@ -87,10 +96,26 @@ class RankData {
   [[nodiscard]] const LayerTensors& tensors() const { return tensors_; }
 
  private:
+  ExpertWeights upload(const ExpertWeights& experts);
+  void check_and_download(MoeLayer& layer,
+                          std::initializer_list<RawTensor LayerTensors::*> tensors);
+
   const Problem& problem_;
   int rank_;
   WeightGradientMode weight_gradient_mode_;
   LayerTensors tensors_;
+  std::unique_ptr<DeviceCopies> copies_;  ///< null on the cpu backend
+};
+
+/// `group` itself, or a CUDA communicator over it where the backend is cuda.
+class BackendGroup {
+ public:
+  BackendGroup(Communicator& group, Backend backend);
+  [[nodiscard]] Communicator& get() const { return owned_ == nullptr ? group_ : *owned_; }
+
+ private:
+  Communicator& group_;
+  std::unique_ptr<Communicator> owned_;
 };
 
 /// One rank's layer with a workspace of its own, and the data of one problem. Construction is
@@ -109,6 +134,7 @@ class RankSession {
 
  private:
   RankData data_;
+  BackendGroup group_;
   Workspace workspace_;
   MoeLayer layer_;
 };

@@ -134,7 +134,7 @@ class LonelyRank {
       return std::memcmp(expected.data(), symmetric.data() + offset, count * sizeof(expected[0])) ==
              0;
     };
-    const SymmetricLayout layout = symmetric_layout(dims_);
+    const SymmetricLayout& layout = gpu_.view.symmetric.exchange;
     const auto num_filled =
         std::count_if(ids_TK.begin(), ids_TK.end(), [](std::int32_t id) { return id >= 0; });
     EXPECT_TRUE(same(begin, routing.num_ranks + 1, layout.destination_begin.offset));

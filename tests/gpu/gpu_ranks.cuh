@@ -69,7 +69,8 @@ struct GpuRank {
   }
 
   void poison() {
-    check_cuda(cudaMemset(symmetric.data(), 0xff, view.symmetric.exchange.bytes), "poison");
+    const std::int64_t begin = view.symmetric.exchange.staged_rows_TH.offset;
+    check_cuda(cudaMemset(symmetric.data() + begin, 0xff, symmetric.size() - begin), "poison");
     const std::int64_t control_bytes = view.scratch_layout.block_rows_BE.offset;
     check_cuda(cudaMemset(scratch.data() + control_bytes, 0xff, scratch.size() - control_bytes),
                "poison");

@@ -124,4 +124,95 @@ nlohmann::ordered_json to_record(const LayerResult& result, const Ceiling& ceili
   };
 }
 
+namespace {
+
+/// A GPU's TFLOP/s.
+double gpu_tflops(const CudaLayerResult& result, double flops, double ms) {
+  return gflops(flops, ms) * 1e-3 / result.num_ranks;
+}
+
+void print_cuda_pass(const CudaLayerResult& result, const char* name, const SamplesMs& samples_ms,
+                     double flops, double dense_tflops,
+                     const std::map<std::string, double>& stages_ms) {
+  const Summary summary = summarize(samples_ms);
+  const double rate = gpu_tflops(result, flops, summary.median_ms);
+  std::printf("  %-9s%8.3f ms [%.3f, %.3f]  %6.1f TFLOP/s", name, summary.median_ms,
+              summary.min_ms, summary.max_ms, rate);
+  if (dense_tflops > 0) std::printf("  %.3f P", rate / dense_tflops);
+  std::printf("\n           ");
+  for (const auto& [stage, ms] : stages_ms) std::printf(" %s %.3f", stage.c_str(), ms);
+  std::printf("\n");
+}
+
+const char* to_text(WeightGradientMode mode) {
+  switch (mode) {
+    case WeightGradientMode::store_bf16:
+      return "store_bf16";
+    case WeightGradientMode::store_fp32:
+      return "store_fp32";
+    case WeightGradientMode::accumulate_fp32:
+      return "accumulate_fp32";
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+void print_cuda_result(const CudaLayerResult& result, double dense_tflops) {
+  const MoeShape& shape = result.config.shape;
+  std::printf(
+      "\n%s: hidden %lld, intermediate %lld, experts %d, top-k %d; %d GPUs of %lld tokens, %s, "
+      "overlap %s\n",
+      result.shape_name.c_str(), static_cast<long long>(shape.hidden_dim),
+      static_cast<long long>(shape.intermediate_dim), shape.num_experts, shape.top_k,
+      result.num_ranks, static_cast<long long>(shape.max_tokens),
+      to_text(result.config.memory_mode), result.config.overlap == Overlap::on ? "on" : "off");
+  print_cuda_pass(result, "forward", result.times.forward_ms,
+                  forward_flops(result.num_rows, shape), dense_tflops,
+                  result.times.forward_stages_ms);
+  print_cuda_pass(result, "backward", result.times.backward_ms,
+                  backward_flops(result.num_rows, shape), dense_tflops,
+                  result.times.backward_stages_ms);
+}
+
+nlohmann::ordered_json to_cuda_record(const CudaLayerResult& result, double dense_tflops,
+                                      const RunInfo& run) {
+  const MoeShape& shape = result.config.shape;
+  const Summary forward = summarize(result.times.forward_ms);
+  const Summary backward = summarize(result.times.backward_ms);
+  const tools::BuildInfo build = tools::build_info();
+  return {
+      {"layer", "megamoe"},
+      {"backend", "cuda"},
+      {"path", result.config.overlap == Overlap::on ? "fused" : "sequential"},
+      {"mode", to_text(result.config.memory_mode)},
+      {"weight_gradients", to_text(result.config.weight_gradient_mode)},
+      {"shape", result.shape_name},
+      {"hidden_dim", shape.hidden_dim},
+      {"intermediate_dim", shape.intermediate_dim},
+      {"num_experts", shape.num_experts},
+      {"top_k", shape.top_k},
+      {"tokens_per_rank", shape.max_tokens},
+      {"ranks", result.num_ranks},
+      {"dense_tflops", dense_tflops},
+      {"forward_ms", forward.median_ms},
+      {"forward_ms_range", {forward.min_ms, forward.max_ms}},
+      {"backward_ms", backward.median_ms},
+      {"backward_ms_range", {backward.min_ms, backward.max_ms}},
+      {"forward_tflops",
+       gpu_tflops(result, forward_flops(result.num_rows, shape), forward.median_ms)},
+      {"backward_tflops",
+       gpu_tflops(result, backward_flops(result.num_rows, shape), backward.median_ms)},
+      {"forward_stages_ms", result.times.forward_stages_ms},
+      {"backward_stages_ms", result.times.backward_stages_ms},
+      {"commit", build.commit},
+      {"date", run.date},
+      {"hardware", std::to_string(result.num_ranks) + " x " + cuda_device_name()},
+      {"versions",
+       {{"megamoe", build.version}, {"compiler", build.compiler}, {"build", build.build_type}}},
+      {"command", run.command},
+      {"run", run.run},
+  };
+}
+
 }  // namespace megamoe::bench

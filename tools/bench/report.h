@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/cuda_layer_bench.h"
 #include "bench/layer_bench.h"
 #include "bench/routing.h"
 #include "bench/shapes.h"
@@ -34,6 +35,14 @@ struct LayerResult {
   TrafficComparison traffic;
 };
 
+struct CudaLayerResult {
+  std::string shape_name;
+  LayerConfig config;
+  int num_ranks;
+  std::int64_t num_rows;  ///< over all ranks
+  CudaLayerTimes times;
+};
+
 /// What all records of a run share.
 struct RunInfo {
   std::string command;
@@ -47,5 +56,10 @@ void print_ceiling(const Ceiling& ceiling);
 void print_result(const LayerResult& result, const Ceiling& ceiling);
 nlohmann::ordered_json to_record(const LayerResult& result, const Ceiling& ceiling,
                                  const RunInfo& run);
+
+/// `dense_tflops` is 0 where it could not be measured.
+void print_cuda_result(const CudaLayerResult& result, double dense_tflops);
+nlohmann::ordered_json to_cuda_record(const CudaLayerResult& result, double dense_tflops,
+                                      const RunInfo& run);
 
 }  // namespace megamoe::bench

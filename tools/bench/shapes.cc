@@ -35,6 +35,9 @@ const std::vector<NamedShape>& model_shapes() {
       {"qwen3-30b", layer_shape(2048, 768, 128, 8)},
       {"qwen3-235b", layer_shape(4096, 1536, 128, 8)},
       {"deepseek-v3", layer_shape(7168, 2048, 256, 8)},
+      {"mixtral-8x7b", layer_shape(4096, 14336, 8, 2)},
+      {"qwen2-57b", layer_shape(3584, 2560, 64, 8)},
+      {"qwen1.5-moe", layer_shape(2048, 1408, 60, 4)},
   };
   return shapes;
 }

@@ -23,7 +23,10 @@ struct BenchOptions {
   std::int64_t num_tokens = 512;
   int num_ranks = 2;
   int num_threads = 0;
+  std::string backend = "cpu";
   std::string mode = "saved";
+  std::string overlap = "on";
+  std::string weight_gradients = "store-bf16";
   int num_repeats = 7;
   std::uint64_t seed = 1;
   std::string json_path;
@@ -45,6 +48,11 @@ LayerConfig layer_config(const BenchOptions& options, const bench::NamedShape& n
   config.shape = named.shape;
   config.shape.max_tokens = options.num_tokens;
   config.memory_mode = options.mode == "saved" ? MemoryMode::saved : MemoryMode::recompute;
+  config.overlap = options.overlap == "on" ? Overlap::on : Overlap::off;
+  config.weight_gradient_mode =
+      options.weight_gradients == "store-bf16"   ? WeightGradientMode::store_bf16
+      : options.weight_gradients == "store-fp32" ? WeightGradientMode::store_fp32
+                                                 : WeightGradientMode::accumulate_fp32;
   config.num_threads = options.num_threads;
   if (config.shape.num_experts % options.num_ranks != 0) {
     refuse("--ranks", named.name + " has " + std::to_string(config.shape.num_experts) +
@@ -69,24 +77,68 @@ bench::Ceiling measure_ceiling(const BenchOptions& options) {
   return ceiling;
 }
 
-bench::LayerResult measure_layer(const BenchOptions& options, const std::string& name,
-                                 const LayerConfig& config) {
+std::vector<std::vector<std::int32_t>> routing_of(const BenchOptions& options,
+                                                  const LayerConfig& config) {
   std::vector<std::vector<std::int32_t>> ids_RTK;
   for (int rank = 0; rank < options.num_ranks; ++rank) {
     ids_RTK.push_back(bench::uniform_ids(config.shape, options.num_tokens, rank, options.seed));
   }
-  const std::int64_t num_rows = options.num_ranks * options.num_tokens * config.shape.top_k;
+  return ids_RTK;
+}
+
+std::int64_t num_rows_of(const BenchOptions& options, const LayerConfig& config) {
+  return options.num_ranks * options.num_tokens * config.shape.top_k;
+}
+
+bench::LayerResult measure_layer(const BenchOptions& options, const std::string& name,
+                                 const LayerConfig& config) {
+  const std::vector<std::vector<std::int32_t>> ids_RTK = routing_of(options, config);
   return {name,
           config,
           options.num_ranks,
-          num_rows,
+          num_rows_of(options, config),
           bench::time_layer(config, ids_RTK, options.num_repeats),
           bench::count_traffic(config.shape, ids_RTK)};
 }
 
+using Layers = std::vector<std::pair<std::string, LayerConfig>>;
+
+nlohmann::ordered_json run_on_cpu(const BenchOptions& options, const Layers& layers,
+                                  const bench::RunInfo& run) {
+  const bench::Ceiling ceiling = measure_ceiling(options);
+  bench::print_ceiling(ceiling);
+  nlohmann::ordered_json records = nlohmann::ordered_json::array();
+  for (const auto& [name, config] : layers) {
+    const bench::LayerResult result = measure_layer(options, name, config);
+    bench::print_result(result, ceiling);
+    std::fflush(stdout);
+    records.push_back(bench::to_record(result, ceiling, run));
+  }
+  return records;
+}
+
+nlohmann::ordered_json run_on_cuda(const BenchOptions& options, const Layers& layers,
+                                   const bench::RunInfo& run) {
+  nlohmann::ordered_json records = nlohmann::ordered_json::array();
+  const double dense_tflops = bench::dense_tflops(options.num_ranks);
+  std::printf("%d x %s, dense bf16 8192^3: ", options.num_ranks, bench::cuda_device_name().c_str());
+  std::printf(dense_tflops > 0 ? "%.1f TFLOP/s = P\n" : "not measured (no cuBLAS)\n", dense_tflops);
+  for (const auto& [name, layer] : layers) {
+    LayerConfig config = layer;
+    config.backend = Backend::cuda;
+    const bench::CudaLayerResult result{
+        name, config, options.num_ranks, num_rows_of(options, config),
+        bench::time_layer_on_cuda(config, routing_of(options, config), options.num_repeats)};
+    bench::print_cuda_result(result, dense_tflops);
+    std::fflush(stdout);
+    records.push_back(bench::to_cuda_record(result, dense_tflops, run));
+  }
+  return records;
+}
+
 void run_bench(const BenchOptions& options, const std::string& command_line) {
   // Every option is checked before the first measurement.
-  std::vector<std::pair<std::string, LayerConfig>> layers;
+  Layers layers;
   for (const std::string& text : options.shapes) {
     try {
       const bench::NamedShape named = bench::parse_shape(text);
@@ -99,15 +151,9 @@ void run_bench(const BenchOptions& options, const std::string& command_line) {
   if (!options.json_path.empty()) json_file.emplace(options.json_path);
 
   const bench::RunInfo run = bench::run_info(command_line);
-  const bench::Ceiling ceiling = measure_ceiling(options);
-  bench::print_ceiling(ceiling);
-  nlohmann::ordered_json records = nlohmann::ordered_json::array();
-  for (const auto& [name, config] : layers) {
-    const bench::LayerResult result = measure_layer(options, name, config);
-    bench::print_result(result, ceiling);
-    std::fflush(stdout);
-    records.push_back(bench::to_record(result, ceiling, run));
-  }
+  const nlohmann::ordered_json records = options.backend == "cuda"
+                                             ? run_on_cuda(options, layers, run)
+                                             : run_on_cpu(options, layers, run);
   if (json_file) json_file->write(records);
 }
 
@@ -120,8 +166,24 @@ void add_bench_command(CLI::App& app, const std::string& command_line) {
   command->footer(kFooter);
   command
       ->add_option("--shape", options->shapes,
-                   "Layers: qwen3-30b, qwen3-235b, deepseek-v3; with /D a layer whose hidden, "
-                   "intermediate and experts are divided by D")
+                   "Layers: qwen3-30b, qwen3-235b, deepseek-v3, mixtral-8x7b, qwen2-57b, "
+                   "qwen1.5-moe; with /D a layer whose hidden, intermediate and experts are "
+                   "divided by D")
+      ->capture_default_str();
+  command
+      ->add_option("--backend", options->backend,
+                   "cpu: ranks are threads; cuda: ranks have a GPU each, or share one")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  command
+      ->add_option("--overlap", options->overlap,
+                   "Whether communication runs under computation (cuda)")
+      ->check(CLI::IsMember({"on", "off"}))
+      ->capture_default_str();
+  command
+      ->add_option("--weight-gradients", options->weight_gradients,
+                   "store-bf16, store-fp32 or accumulate-fp32")
+      ->check(CLI::IsMember({"store-bf16", "store-fp32", "accumulate-fp32"}))
       ->capture_default_str();
   command->add_option("--tokens", options->num_tokens, "Tokens of each rank")
       ->check(CLI::Range(1, 1 << 24))

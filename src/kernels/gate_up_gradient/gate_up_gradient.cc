@@ -22,8 +22,8 @@ void multiply_gate_up_gradient(const GroupedRows& rows, const ConstTensorView& d
   const std::int64_t intermediate = g_NI.sizes[1];
   check_groups(rows, "gate_up_gradient");
   check_rows(dy_NH, num_rows, hidden, "dy");
-  check_rows(g_NI, num_rows, intermediate, "g");
-  check_rows(u_NI, num_rows, intermediate, "u");
+  check_rows(g_NI, g_NI.sizes[0], intermediate, "g");
+  check_rows(u_NI, g_NI.sizes[0], intermediate, "u");
   check_rows(outputs.dg_NI, num_rows, intermediate, "dg");
   check_rows(outputs.du_NI, num_rows, intermediate, "du");
   check_rows(outputs.wa_NI, num_rows, intermediate, "wa");

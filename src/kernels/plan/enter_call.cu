@@ -26,6 +26,8 @@ struct EnterParams {
   CallKind kind;
   std::uint64_t kind_and_layer;
   std::int32_t num_blocks;  ///< that counted
+  bool refused;
+  ErrorCode refusal;
 };
 
 struct EnterShared {
@@ -44,7 +46,10 @@ __device__ void begin_call(const RankView& view, const EnterParams& params, Ente
   header = {};
   header.identity.kind_and_layer = params.kind_and_layer;
   header.failure = FailureCode::none;
-  if (params.kind == CallKind::backward) {
+  if (params.refused) {
+    header.failure = FailureCode::call_refused;
+    header.value = static_cast<std::int32_t>(params.refusal);
+  } else if (params.kind == CallKind::backward) {
     header.identity.forward_epoch = *view.plan_layout.forward_epoch.in(params.plan);
     if (header.identity.forward_epoch == 0) header.failure = FailureCode::forward_failed;
   } else if (control.first_bad_slot != device::kNoBadSlot) {
@@ -118,6 +123,7 @@ __device__ FailureRecord judge_header(const RankView& view, std::uint64_t epoch)
   failure.token = header.token;
   failure.slot = header.slot;
   failure.value = header.value;
+  failure.need = view.routing().num_experts;
   if (failure.code == FailureCode::none &&
       (header.identity.kind_and_layer != first.identity.kind_and_layer ||
        header.identity.forward_epoch != first.identity.forward_epoch)) {
@@ -248,7 +254,7 @@ __global__ __launch_bounds__(kThreads) void enter_kernel(const __grid_constant__
   publish(view, shared, params.kind, own_total);
   const bool entered = view.control()->failed_for_good == 0 &&
                        await_peers(view, Signal::entered, shared.epoch, view.entry_deadline_ns) &&
-                       !fail_call(view, judge_header(view, shared.epoch)) &&
+                       !fail_call(view, judge_header(view, shared.epoch), !params.refused) &&
                        lay_out(view, params, shared, own_total);
   if (entered) return;
   write_no_rows(view, params.plan);
@@ -267,8 +273,15 @@ void enter_call(const RankView& view, std::byte* plan, CallKind kind, std::uint6
                 std::int64_t num_tokens, cudaStream_t stream) {
   check_num_tokens(view, num_tokens);
   const SlotShares shares = share_slots(num_tokens * view.routing().top_k);
-  enter_kernel<<<1, kThreads, 0, stream>>>(view, {plan, kind, kind_and_layer, shares.num_blocks});
+  enter_kernel<<<1, kThreads, 0, stream>>>(
+      view, {plan, kind, kind_and_layer, shares.num_blocks, false, ErrorCode::internal});
   check_launch("enter_call");
+}
+
+void refuse_call(const RankView& view, std::byte* plan, CallKind kind, ErrorCode code,
+                 cudaStream_t stream) {
+  enter_kernel<<<1, kThreads, 0, stream>>>(view, {plan, kind, 0, 0, true, code});
+  check_launch("refuse_call");
 }
 
 void reset_control(const RankView& view, cudaStream_t stream) {

@@ -14,6 +14,7 @@
 
 #include "device/call_control.h"
 #include "kernels/rank_view.h"
+#include "megamoe/error.h"
 
 namespace megamoe::gpu {
 
@@ -33,12 +34,23 @@ void count_slots(const RankView& view, std::byte* plan, const RoutingInput& inpu
 void count_planned_slots(const RankView& view, std::byte* plan, std::int64_t num_tokens,
                          cudaStream_t stream);
 
+/// The first `kept_rows` rows of the row buffers, a multiple of 64, have g and u kept: divides every
+/// group into its rows among them and the others.
+void split_groups(const RankView& view, std::byte* plan, std::int64_t kept_rows,
+                  cudaStream_t stream);
+
 /// Advances the epoch; tells every peer that this rank enters the call and, forward, its counts;
 /// waits for all of them (entry deadline); lays out the rows of all experts and this rank's pull
 /// lists. Any rank's bad id, too small capacity or failed forward call fails the call on every rank
 /// in the same way. One CTA.
 void enter_call(const RankView& view, std::byte* plan, CallKind kind, std::uint64_t kind_and_layer,
                 std::int64_t num_tokens, cudaStream_t stream);
+
+/// Enters the call that peers make, or will make, next and fails it on every rank: this rank's host
+/// has found its arguments wrong or has an older failure to report. `code` is what peers throw; this
+/// rank records nothing. `plan` is overwritten.
+void refuse_call(const RankView& view, std::byte* plan, CallKind kind, ErrorCode code,
+                 cudaStream_t stream);
 
 /// Writes the tokens and slots of this rank's pull lists. Nothing runs when num_tokens is 0.
 void write_pull_lists(const RankView& view, std::byte* plan, std::int64_t num_tokens,

@@ -16,6 +16,10 @@
 
 namespace megamoe::products {
 
+/// Loads the code of every product on the current device; before the first call where a kernel that
+/// runs may wait for one that is launched later (a first launch that loads code may wait for it).
+void load_product_kernels();
+
 struct GroupedRows {
   const std::int32_t* begin = nullptr;  ///< [num_groups], device memory
   const std::int32_t* count = nullptr;  ///< [num_groups], device memory
@@ -39,7 +43,7 @@ void multiply_down(const GroupedRows& rows, const ConstTensorView& a_NI,
                    const LaunchOptions& options);
 
 /// a[N, I] = bf16(act(g) u) of g = bf16(x gate^T), u = bf16(x up^T), SwiGLU; g and u are stored too
-/// unless absent.
+/// unless absent, as far as they have rows: they may have fewer than N.
 void multiply_gate_up(const GroupedRows& rows, const ConstTensorView& x_NH,
                       const ConstTensorView& gate_eIH, const ConstTensorView& up_eIH,
                       const TensorView& g_NI, const TensorView& u_NI, const TensorView& a_NI,
@@ -62,7 +66,8 @@ struct GateUpGradientOutputs {
 };
 
 /// dg = w p u act'(g), du = w p act(g), SwiGLU. Pad rows up to the next multiple of 16 are written
-/// as zeros. row_weights[N] fp32; N is a multiple of 16.
+/// as zeros. row_weights[N] fp32; N is a multiple of 16. g and u must have the rows of the groups, may
+/// have fewer than N, and may be dg and du themselves.
 void multiply_gate_up_gradient(const GroupedRows& rows, const ConstTensorView& dy_NH,
                                const ConstTensorView& down_eHI, const ConstTensorView& g_NI,
                                const ConstTensorView& u_NI, const float* row_weights,
@@ -82,10 +87,12 @@ enum class GradientMode {
   accumulate
 };  ///< accumulate: fp32 only, added once to each element
 
-/// All gradients, of one dtype, in one launch. Operand rows from an expert's last row to the next
+/// All gradients, of one dtype, in one launch; nothing is written where `*cancelled` (device memory,
+/// may be null) is not 0. Operand rows from an expert's last row to the next
 /// multiple of 16 must be zero. An expert without rows gets exact zeros, or, accumulating, stays as
 /// it was.
 void multiply_weight_gradients(const GroupedRows& rows, std::span<const WeightGradient> gradients,
-                               GradientMode mode, const LaunchOptions& options);
+                               GradientMode mode, const LaunchOptions& options,
+                               const std::uint32_t* cancelled = nullptr);
 
 }  // namespace megamoe::products

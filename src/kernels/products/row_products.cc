@@ -1,4 +1,6 @@
 // Checks the arguments of the row products, describes their tiles to the copy engine and launches.
+#include <algorithm>
+
 #include "base/activation.h"
 #include "kernels/products/entries.h"
 #include "kernels/products/host_checks.h"
@@ -40,8 +42,9 @@ RowProductLaunch describe_gate_up(const GroupedRows& rows, const ConstTensorView
   check_rows(x_NH, num_rows, hidden, "x");
   check_rows(a_NI, num_rows, intermediate, "a");
   if (saving) {
-    check_rows(g_NI, num_rows, intermediate, "g");
-    check_rows(u_NI, num_rows, intermediate, "u");
+    const std::int64_t kept_rows = std::min(g_NI.sizes[0], num_rows);
+    check_rows(g_NI, kept_rows, intermediate, "g");
+    check_rows(u_NI, kept_rows, intermediate, "u");
   }
   check_weights(gate_eIH, rows.num_groups, intermediate, hidden, "gate");
   check_weights(up_eIH, rows.num_groups, intermediate, hidden, "up");

@@ -51,6 +51,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
     weight_gradient_kernel(const __grid_constant__ WeightGradientParams params) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  if (params.cancelled != nullptr && *params.cancelled != 0) return;  // the same in all CTAs
   const int warp = device::warp_idx();
   const int cta_rank = static_cast<int>(device::cluster_cta_rank());
 

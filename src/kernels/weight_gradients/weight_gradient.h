@@ -48,6 +48,7 @@ struct WeightGradientParams {
   GradientJob jobs[kMaxGradientJobs];
   std::int32_t num_jobs;
   GradientUpdate update;
+  const std::uint32_t* cancelled;  ///< null, or a word that is not 0 where nothing may be written
   GroupedRowsArgs rows;
 };
 

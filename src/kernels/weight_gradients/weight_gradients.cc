@@ -88,7 +88,8 @@ Sharing choose(Sharing wanted, std::span<const WeightGradient> gradients) {
 }  // namespace
 
 void multiply_weight_gradients(const GroupedRows& rows, std::span<const WeightGradient> gradients,
-                               GradientMode mode, const LaunchOptions& options) {
+                               GradientMode mode, const LaunchOptions& options,
+                               const std::uint32_t* cancelled) {
   if (gradients.empty() || gradients.size() > kMaxGradientJobs) {
     throw Error(ErrorCode::invalid_argument,
                 "gradients: one to three a call, got " + std::to_string(gradients.size()));
@@ -99,6 +100,7 @@ void multiply_weight_gradients(const GroupedRows& rows, std::span<const WeightGr
   WeightGradientParams params{};
   params.num_jobs = static_cast<int>(gradients.size());
   params.update = mode == GradientMode::accumulate ? GradientUpdate::add : GradientUpdate::store;
+  params.cancelled = cancelled;
   params.rows = {rows.begin, rows.count, rows.num_groups};
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     check_gradient(gradients[i], rows, dtype, mode);

@@ -1,0 +1,36 @@
+// NCCL 2.28 tells the addresses to device code only.
+#include "comm/cuda/lsa_pointers.h"
+
+#include <nccl_device.h>
+
+#include "cuda/runtime.h"
+
+namespace megamoe::nccl {
+namespace {
+
+__global__ void read_pointers(ncclWindow_t window, int num_ranks, void** pointers_R) {
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    pointers_R[rank] = ncclGetLsaPointer(window, 0, rank);
+  }
+}
+
+}  // namespace
+
+std::vector<std::byte*> lsa_pointers(ncclWindow_t window, int num_ranks) {
+  const std::size_t bytes = num_ranks * sizeof(void*);
+  int device = 0;
+  cuda::check(cudaGetDevice(&device), "cudaGetDevice");
+  const cuda::DeviceMemory on_device(device, static_cast<std::int64_t>(bytes), "window addresses");
+  cudaStream_t stream = nullptr;
+  cuda::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  read_pointers<<<1, 1, 0, stream>>>(window, num_ranks,
+                                     reinterpret_cast<void**>(on_device.data()));
+  std::vector<std::byte*> pointers(num_ranks);
+  cudaMemcpyAsync(pointers.data(), on_device.data(), bytes, cudaMemcpyDeviceToHost, stream);
+  const cudaError_t status = cudaStreamSynchronize(stream);
+  cudaStreamDestroy(stream);
+  cuda::check(status, "reading a window's addresses");
+  return pointers;
+}
+
+}  // namespace megamoe::nccl

@@ -1,0 +1,68 @@
+#include "comm/cuda/nccl_library.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+
+#include "megamoe/error.h"
+
+namespace megamoe::nccl {
+namespace {
+
+std::string version_text(int version) {
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
+}
+
+[[noreturn]] void refuse(const std::string& why) {
+  throw Error(ErrorCode::unsupported,
+              "ranks on several devices need NCCL " + version_text(kLeastVersion) +
+                  " or newer (PyPI: nvidia-nccl-cu13): " + why);
+}
+
+template <class Function>
+void load(void* handle, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(handle, name));
+  if (function == nullptr) refuse(std::string("the library has no ") + name);
+}
+
+Library open() {
+  const char* named = std::getenv("MEGAMOE_NCCL_LIBRARY");
+  const char* file = named != nullptr ? named : "libnccl.so.2";
+  void* handle = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) refuse(dlerror());
+  Library found{};
+  load(handle, "ncclGetVersion", found.get_version);
+  int version = 0;
+  found.get_version(&version);
+  if (version < kLeastVersion) refuse(std::string(file) + " is " + version_text(version));
+  load(handle, "ncclGetErrorString", found.get_error_string);
+  load(handle, "ncclGetLastError", found.get_last_error);
+  load(handle, "ncclGetUniqueId", found.get_unique_id);
+  load(handle, "ncclCommInitRank", found.comm_init_rank);
+  load(handle, "ncclCommDestroy", found.comm_destroy);
+  load(handle, "ncclCommAbort", found.comm_abort);
+  load(handle, "ncclMemAlloc", found.mem_alloc);
+  load(handle, "ncclMemFree", found.mem_free);
+  load(handle, "ncclCommWindowRegister", found.window_register);
+  load(handle, "ncclCommWindowDeregister", found.window_deregister);
+  return found;
+}
+
+}  // namespace
+
+const Library& library() {
+  static const Library loaded = open();  // after an exception the next call tries again
+  return loaded;
+}
+
+void check(ncclResult_t status, const std::string& what) {
+  if (status == ncclSuccess) return;
+  const Library& nccl = library();
+  const char* last = nccl.get_last_error(nullptr);
+  throw Error(ErrorCode::internal,
+              what + ": NCCL: " + nccl.get_error_string(status) +
+                  (last != nullptr && last[0] != '\0' ? std::string(" (") + last + ")" : ""));
+}
+
+}  // namespace megamoe::nccl

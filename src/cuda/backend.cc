@@ -1,0 +1,364 @@
+#include "cuda/backend.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "cuda/check_arguments.h"
+#include "cuda/entry.h"
+#include "kernels/failure.h"
+#include "kernels/reduce/reduce.h"
+
+namespace megamoe::cuda {
+namespace {
+
+using device::Signal;
+using gpu::CallKind;
+
+cudaStream_t to_cuda(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
+
+gpu::RowsInput rows_input(const ConstTensorView& tensor) {
+  return {static_cast<const bf16*>(tensor.data), tensor.strides[0]};
+}
+gpu::RowsOutput rows_output(const TensorView& tensor) {
+  return {static_cast<bf16*>(tensor.data), tensor.strides[0]};
+}
+bf16* rows_of(const TensorView& tensor) { return static_cast<bf16*>(tensor.data); }
+
+/// Strides of dimensions with one element say nothing, but tensor maps check them.
+template <class View>
+View with_plain_strides(View tensor) {
+  std::int64_t next = 1;
+  for (int dim = tensor.num_dims - 1; dim >= 0; --dim) {
+    if (tensor.sizes[dim] == 1 && dim != tensor.num_dims - 1) tensor.strides[dim] = next;
+    next = std::max(next, tensor.strides[dim] * tensor.sizes[dim]);
+  }
+  return tensor;
+}
+ExpertWeights with_plain_strides(const ExpertWeights& experts) {
+  return {with_plain_strides(experts.gate), with_plain_strides(experts.up),
+          with_plain_strides(experts.down)};
+}
+
+/// Rows whose g and u are kept, as the row buffers count them.
+std::int64_t padded_saved_rows(const LayerConfig& config, int num_ranks,
+                               const WorkspaceDims& dims) {
+  const std::int64_t saved = resolved_saved_row_capacity(config, num_ranks);
+  if (saved == 0) return 0;
+  if (saved >= dims.row_capacity) return padded_row_capacity(dims);
+  WorkspaceDims of_saved = dims;
+  of_saved.row_capacity = saved;
+  return std::min(padded_row_capacity(of_saved), padded_row_capacity(dims));
+}
+
+std::uint64_t to_ns(double seconds) { return static_cast<std::uint64_t>(seconds * 1e9); }
+
+}  // namespace
+
+bool is_built() { return true; }
+
+std::unique_ptr<WorkspaceMemory> make_workspace_memory(const LayerConfig& config,
+                                                       Workspace::Impl& workspace) {
+  return std::make_unique<CudaWorkspace>(config, workspace);
+}
+
+std::unique_ptr<LayerBackend> make_backend(const LayerConfig& config, Workspace::Impl& workspace) {
+  return std::make_unique<CudaBackend>(config, workspace);
+}
+
+CudaBackend::CudaBackend(const LayerConfig& config, Workspace::Impl& workspace)
+    : config_(config),
+      workspace_(workspace),
+      memory_(static_cast<CudaWorkspace&>(*workspace.memory)),
+      dims_(workspace_dims(config, workspace.communicator.size())),
+      padded_rows_(padded_row_capacity(dims_)),
+      saved_rows_(padded_saved_rows(config, workspace.communicator.size(), dims_)),
+      expected_(expected_shape(config, workspace.communicator.size())),
+      view_(gpu::make_rank_view(dims_, workspace.communicator.rank())),
+      rows_(make_buffers()),
+      layer_number_(workspace.num_layers_built++) {
+  for (int peer = 0; peer < workspace.communicator.size(); ++peer) {
+    view_.symmetric_R[peer] = workspace.symmetric->peer(peer);
+  }
+  view_.scratch = memory_.local.data();
+  view_.failure = memory_.failure.get();
+  view_.stop = memory_.stop.get();
+  view_.entry_deadline_ns = to_ns(config.entry_deadline_s);
+  view_.inner_deadline_ns = to_ns(config.inner_deadline_s);
+}
+
+CudaBackend::RowBuffers CudaBackend::make_buffers() const {
+  std::byte* local = memory_.local.data();
+  const LocalLayout layout = gpu_local_layout(dims_).rows;
+  const std::int64_t hidden = dims_.hidden_dim;
+  const std::int64_t intermediate = dims_.intermediate_dim;
+  return {tensor_view(layout.x_CH.in(local), {padded_rows_, hidden}),
+          tensor_view(layout.dy_CH.in(local), {padded_rows_, hidden}),
+          tensor_view(layout.a_CI.in(local), {padded_rows_, intermediate}),
+          tensor_view(layout.dg_CI.in(local), {padded_rows_, intermediate}),
+          tensor_view(layout.du_CI.in(local), {padded_rows_, intermediate}),
+          layout.origin_C.in(local),
+          layout.weight_C.in(local),
+          layout.dweight_segments.in(local)};
+}
+
+std::unique_ptr<CallState> CudaBackend::new_call_state() {
+  return std::make_unique<CudaCallState>(memory_.device, dims_, saved_rows_, expected_.gated);
+}
+
+products::GroupedRows CudaBackend::all_rows(std::byte* plan) const {
+  const CallPlanLayout& layout = view_.plan_layout;
+  return {layout.group_begin_e.in(plan), layout.group_count_e.in(plan),
+          dims_.routing.experts_per_rank()};
+}
+products::GroupedRows CudaBackend::kept_rows(std::byte* plan) const {
+  const CallPlanLayout& layout = view_.plan_layout;
+  return {layout.group_begin_e.in(plan), layout.kept_count_e.in(plan),
+          dims_.routing.experts_per_rank()};
+}
+products::GroupedRows CudaBackend::other_rows(std::byte* plan) const {
+  const CallPlanLayout& layout = view_.plan_layout;
+  return {layout.other_begin_e.in(plan), layout.other_count_e.in(plan),
+          dims_.routing.experts_per_rank()};
+}
+
+/// Peers have about as many tokens as this rank, so an expert's rows are about these.
+products::LaunchOptions CudaBackend::launch_options(std::int64_t num_tokens,
+                                                    cudaStream_t stream) const {
+  products::LaunchOptions options;
+  options.stream = stream;
+  options.num_sms = config_.num_sms;
+  options.expected_group_rows = static_cast<int>(
+      num_tokens * dims_.routing.num_ranks * dims_.routing.top_k / dims_.routing.num_experts);
+  return options;
+}
+
+std::uint64_t CudaBackend::tag(CallKind kind) const {
+  return static_cast<std::uint64_t>(layer_number_) * 2 + (kind == CallKind::backward ? 1 : 0);
+}
+
+/// Sticky: only check(), which all ranks make at the same point, takes a failure away. Until then
+/// every call fails, so that the ranks' calls stay paired.
+void CudaBackend::throw_recorded_failure() const {
+  const volatile device::FailureRecord* record = memory_.failure.get();
+  if (record->is_set != 0) throw gpu::to_error(*memory_.failure.get());
+}
+
+void CudaBackend::or_refuse(CallKind kind, cudaStream_t stream,
+                            const std::function<void()>& checks) {
+  const auto refuse = [&](ErrorCode code) {
+    std::byte* spare = gpu_local_layout(dims_).spare_plan.in(memory_.local.data());
+    memory_.order.enter(stream);
+    gpu::refuse_call(view_, spare, kind, code, stream);
+    memory_.order.leave(stream);
+  };
+  try {
+    checks();
+  } catch (const Error& error) {
+    refuse(error.code());
+    throw;
+  } catch (...) {
+    refuse(ErrorCode::internal);
+    throw;
+  }
+}
+
+void CudaBackend::forward(CallState& call_state, const ForwardInput& input,
+                          const ForwardOutput& output, Stream stream_handle) {
+  const Occupied occupied(workspace_.in_use);
+  const CurrentDevice current(memory_.device);
+  const cudaStream_t stream = to_cuda(stream_handle);
+  auto& state = static_cast<CudaCallState&>(call_state);
+  or_refuse(CallKind::forward, stream, [&] {
+    throw_recorded_failure();
+    state.num_tokens = validate_forward(expected_, input, output);
+    check_forward_memory(memory_.device, input, output);
+  });
+  const std::int64_t num_tokens = state.num_tokens;
+  state.stream = stream;
+  state.rows_known = false;
+  std::byte* plan = state.plan.data();
+  const gpu::RoutingInput routing{
+      static_cast<const std::int32_t*>(input.expert_ids.data), input.expert_ids.strides[0],
+      static_cast<const float*>(input.weights.data), input.weights.strides[0]};
+  const ExpertWeights experts = with_plain_strides(input.experts);
+  const products::LaunchOptions launch = launch_options(num_tokens, stream);
+  const std::int64_t saved_rows = saved_rows_;
+  TensorView g;
+  TensorView u;
+  if (saved_rows > 0) {
+    g = tensor_view(reinterpret_cast<bf16*>(state.saved_g.data()),
+                    {saved_rows, dims_.intermediate_dim});
+    u = tensor_view(reinterpret_cast<bf16*>(state.saved_u.data()),
+                    {saved_rows, dims_.intermediate_dim});
+  }
+
+  memory_.order.enter(stream);
+  memory_.stages.start("stage", stream);
+  gpu::stage_forward(view_, rows_input(input.x), num_tokens, stream);
+  memory_.stages.start("plan", stream);
+  gpu::count_slots(view_, plan, routing, num_tokens, stream);
+  gpu::enter_call(view_, plan, CallKind::forward, tag(CallKind::forward), num_tokens, stream);
+  gpu::write_pull_lists(view_, plan, num_tokens, stream);
+  memory_.stages.start("meet", stream);
+  gpu::meet(view_, plan, Signal::rows_staged, stream);
+  memory_.stages.start("pull", stream);
+  gpu::pull_rows(view_, plan, {rows_of(rows_.x_CH), nullptr, nullptr, rows_.origin_C}, stream);
+  memory_.stages.start("gate_up", stream);
+  products::multiply_gate_up(all_rows(plan), rows_.x_CH, experts.gate, experts.up, g, u,
+                             rows_.a_CI, launch);
+  memory_.stages.start("down", stream);
+  products::multiply_down(all_rows(plan), rows_.a_CI, experts.down, rows_.dy_CH, launch);
+  memory_.stages.start("push", stream);
+  gpu::push_rows(view_, plan, rows_of(rows_.dy_CH), rows_.origin_C, {}, stream);
+  memory_.stages.start("meet", stream);
+  gpu::meet(view_, plan, Signal::results_sent, stream);
+  memory_.stages.start("reduce", stream);
+  gpu::reduce_outputs(view_, plan, rows_output(output.y), num_tokens, stream);
+  memory_.stages.start(StageClock::kEnd, stream);
+  memory_.order.leave(stream);
+}
+
+/// dg, du and w a of all rows: of those whose g and u are kept from them, of the others from g and u
+/// that are computed again into the buffers of dg and du.
+void CudaBackend::gate_up_gradient(const CudaCallState& state, const BackwardInput& input,
+                                   const products::LaunchOptions& launch) {
+  std::byte* plan = state.plan.data();
+  const products::GateUpGradientOutputs outputs{rows_.dg_CI, rows_.du_CI, rows_.a_CI,
+                                                rows_.dweight_segments};
+  const auto compute_again = [&](const products::GroupedRows& groups) {
+    memory_.stages.start("gate_up_again", launch.stream);
+    products::multiply_gate_up(groups, rows_.x_CH, input.experts.gate, input.experts.up,
+                               rows_.dg_CI, rows_.du_CI, rows_.a_CI, launch);
+    memory_.stages.start("p", launch.stream);
+    products::multiply_gate_up_gradient(groups, rows_.dy_CH, input.experts.down, rows_.dg_CI,
+                                        rows_.du_CI, rows_.weight_C, outputs, launch);
+  };
+  if (saved_rows_ == 0) {
+    compute_again(all_rows(plan));
+    return;
+  }
+  const auto saved = [&](const DeviceMemory& memory) {
+    return tensor_view(reinterpret_cast<bf16*>(memory.data()),
+                       {saved_rows_, dims_.intermediate_dim});
+  };
+  const bool all_saved = saved_rows_ == padded_rows_;
+  if (!all_saved) gpu::split_groups(view_, plan, saved_rows_, launch.stream);
+  products::multiply_gate_up_gradient(all_saved ? all_rows(plan) : kept_rows(plan), rows_.dy_CH,
+                                      input.experts.down, saved(state.saved_g),
+                                      saved(state.saved_u), rows_.weight_C, outputs, launch);
+  if (!all_saved) compute_again(other_rows(plan));
+}
+
+void CudaBackend::backward(const CallState* call_state, const BackwardInput& input,
+                           const BackwardOutput& output, Stream stream_handle) {
+  const Occupied occupied(workspace_.in_use);
+  const CurrentDevice current(memory_.device);
+  const cudaStream_t stream = to_cuda(stream_handle);
+  const auto* own_state = static_cast<const CudaCallState*>(call_state);
+  or_refuse(CallKind::backward, stream, [&] {
+    throw_recorded_failure();
+    if (own_state == nullptr) {
+      throw Error(ErrorCode::invalid_argument,
+                  "context is not of a forward call of this layer (empty, or another layer's)");
+    }
+    validate_backward(expected_, own_state->num_tokens, input, output);
+    check_backward_memory(memory_.device, input, output);
+  });
+  const CudaCallState& state = *own_state;
+  const std::int64_t num_tokens = state.num_tokens;
+  std::byte* plan = state.plan.data();
+  BackwardInput in = input;
+  in.experts = with_plain_strides(input.experts);
+  const products::LaunchOptions launch = launch_options(num_tokens, stream);
+
+  memory_.order.enter(stream);
+  memory_.stages.start("stage", stream);
+  gpu::stage_backward(view_, plan, rows_input(in.x), rows_input(in.dy), num_tokens, stream);
+  memory_.stages.start("plan", stream);
+  gpu::count_planned_slots(view_, plan, num_tokens, stream);
+  gpu::enter_call(view_, plan, CallKind::backward, tag(CallKind::backward), num_tokens, stream);
+  gpu::write_pull_lists(view_, plan, num_tokens, stream);
+  memory_.stages.start("meet", stream);
+  gpu::meet(view_, plan, Signal::rows_staged, stream);
+  memory_.stages.start("pull", stream);
+  gpu::pull_rows(view_, plan,
+                 {rows_of(rows_.x_CH), rows_of(rows_.dy_CH), rows_.weight_C, rows_.origin_C},
+                 stream);
+  memory_.stages.start("p", stream);
+  gate_up_gradient(state, in, launch);
+  const std::array gradients = {
+      products::WeightGradient{rows_.dy_CH, rows_.a_CI, with_plain_strides(output.experts.down)},
+      products::WeightGradient{rows_.dg_CI, rows_.x_CH, with_plain_strides(output.experts.gate)},
+      products::WeightGradient{rows_.du_CI, rows_.x_CH, with_plain_strides(output.experts.up)}};
+  const products::GradientMode mode =
+      config_.weight_gradient_mode == WeightGradientMode::accumulate_fp32
+          ? products::GradientMode::accumulate
+          : products::GradientMode::store;
+  memory_.stages.start("weight_gradients", stream);
+  products::multiply_weight_gradients(all_rows(plan), gradients, mode, launch,
+                                      &view_.control()->call_failed);
+  memory_.stages.start("dx", stream);
+  // The weight gradients have read x: dx takes its place.
+  products::multiply_dx(all_rows(plan), rows_.dg_CI, rows_.du_CI, in.experts.gate, in.experts.up,
+                        rows_.x_CH, launch);
+  const gpu::DweightSegments segments{
+      rows_.dweight_segments, padded_rows_,
+      static_cast<std::int32_t>(num_dweight_segments(dims_.intermediate_dim))};
+  memory_.stages.start("push", stream);
+  gpu::push_rows(view_, plan, rows_of(rows_.x_CH), rows_.origin_C, segments, stream);
+  memory_.stages.start("meet", stream);
+  gpu::meet(view_, plan, Signal::results_sent, stream);
+  memory_.stages.start("reduce", stream);
+  gpu::reduce_gradients(
+      view_, plan, rows_output(output.dx),
+      {static_cast<float*>(output.dweights.data), output.dweights.strides[0]}, num_tokens, stream);
+  memory_.stages.start(StageClock::kEnd, stream);
+  memory_.order.leave(stream);
+}
+
+/// Waits for the stream; meanwhile, from time to time, looks whether the peers are still there. Where
+/// one has gone, kernels that wait for it are told to give up. Returns what is known about it.
+std::optional<Error> CudaBackend::wait_for(cudaStream_t stream) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kBusy{2};
+  constexpr std::chrono::milliseconds kBetweenLooks{50};
+  std::optional<Error> departure;
+  const Clock::time_point start = Clock::now();
+  Clock::time_point next_look = start + kBetweenLooks;
+  for (;;) {
+    const cudaError_t status = cudaStreamQuery(stream);
+    if (status != cudaErrorNotReady) {
+      cuda::check(status, "MoeLayer::check");
+      return departure;
+    }
+    const Clock::time_point now = Clock::now();
+    if (now - start > kBusy) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    if (departure || now < next_look) continue;
+    next_look = now + kBetweenLooks;
+    try {
+      workspace_.communicator.throw_if_peer_left();
+    } catch (const Error& error) {
+      departure = error;
+      *const_cast<volatile std::uint32_t*>(memory_.stop.get()) = 1;
+    }
+  }
+}
+
+void CudaBackend::check(Stream stream) {
+  const CurrentDevice current(memory_.device);
+  const std::optional<Error> departure = wait_for(to_cuda(stream));
+  memory_.order.synchronize();
+  device::FailureRecord& record = *memory_.failure.get();
+  if (record.is_set == 0) return;
+  const Error error = gpu::to_error(record);
+  if (!device::is_fatal(record.code)) record = {};
+  if (departure && record.code == device::FailureCode::peer_failed) {
+    throw Error(departure->code(), std::string(error.what()) + ": " + departure->what());
+  }
+  throw error;
+}
+
+}  // namespace megamoe::cuda

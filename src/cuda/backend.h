@@ -1,0 +1,68 @@
+// The CUDA backend: what a call launches. docs/gpu_exchange.md tells the path of a row through it.
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include "cuda/call_state.h"
+#include "cuda/workspace.h"
+#include "kernels/exchange/exchange.h"
+#include "kernels/plan/plan.h"
+#include "kernels/products/products.h"
+#include "kernels/rank_view.h"
+#include "layer/backend.h"
+#include "layer/validate.h"
+
+namespace megamoe::cuda {
+
+class CudaBackend final : public LayerBackend {
+ public:
+  CudaBackend(const LayerConfig& config, Workspace::Impl& workspace);
+
+  void forward(CallState& state, const ForwardInput& input, const ForwardOutput& output,
+               Stream stream) override;
+  void backward(const CallState* state, const BackwardInput& input, const BackwardOutput& output,
+                Stream stream) override;
+  void check(Stream stream) override;
+  std::unique_ptr<CallState> new_call_state() override;
+
+ private:
+  /// Row buffers of the workspace.
+  struct RowBuffers {
+    TensorView x_CH;
+    TensorView dy_CH;  ///< o rows in a forward call
+    TensorView a_CI;
+    TensorView dg_CI;
+    TensorView du_CI;
+    RowOrigin* origin_C;
+    float* weight_C;
+    float* dweight_segments;
+  };
+
+  RowBuffers make_buffers() const;
+  products::GroupedRows all_rows(std::byte* plan) const;
+  products::GroupedRows kept_rows(std::byte* plan) const;
+  products::GroupedRows other_rows(std::byte* plan) const;
+  products::LaunchOptions launch_options(std::int64_t num_tokens, cudaStream_t stream) const;
+  std::uint64_t tag(gpu::CallKind kind) const;
+
+  /// Runs what the host checks before a call; where it throws, peers learn that the call fails.
+  void or_refuse(gpu::CallKind kind, cudaStream_t stream, const std::function<void()>& checks);
+  void throw_recorded_failure() const;
+  std::optional<Error> wait_for(cudaStream_t stream);
+  void gate_up_gradient(const CudaCallState& state, const BackwardInput& input,
+                        const products::LaunchOptions& launch);
+
+  LayerConfig config_;
+  Workspace::Impl& workspace_;
+  CudaWorkspace& memory_;
+  WorkspaceDims dims_;
+  std::int64_t padded_rows_;
+  std::int64_t saved_rows_;  ///< padded; g and u of rows before it are kept
+  ExpectedShape expected_;
+  gpu::RankView view_;
+  RowBuffers rows_;
+  std::int64_t layer_number_;
+};
+
+}  // namespace megamoe::cuda

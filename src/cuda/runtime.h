@@ -1,0 +1,95 @@
+// The CUDA runtime as the host side of the backend uses it: errors as exceptions, memory and the
+// current device as scopes.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "megamoe/error.h"
+
+namespace megamoe::cuda {
+
+/// Throws Error(internal) naming `what`, out_of_memory where that is the reason.
+inline void check(cudaError_t status, const std::string& what) {
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // an error that is reported here must not show up at the next launch
+  throw Error(status == cudaErrorMemoryAllocation ? ErrorCode::out_of_memory : ErrorCode::internal,
+              what + ": " + cudaGetErrorString(status));
+}
+
+/// Makes `device` current on this thread for a scope.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int device) {
+    check(cudaGetDevice(&previous_), "cudaGetDevice");
+    if (previous_ != device) {
+      check(cudaSetDevice(device), "device " + std::to_string(device));
+      changed_ = true;
+    }
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+  ~CurrentDevice() {
+    if (changed_) cudaSetDevice(previous_);
+  }
+
+ private:
+  int previous_ = 0;
+  bool changed_ = false;
+};
+
+/// Memory of one device.
+class DeviceMemory {
+ public:
+  DeviceMemory() = default;
+  /// Throws Error(out_of_memory) with the size and `what`.
+  DeviceMemory(int device, std::int64_t bytes, const char* what) : device_(device) {
+    if (bytes == 0) return;
+    const CurrentDevice current(device);
+    check(cudaMalloc(reinterpret_cast<void**>(&data_), static_cast<std::size_t>(bytes)),
+          "device " + std::to_string(device) + " could not allocate " + std::to_string(bytes) +
+              " bytes for " + what);
+  }
+  DeviceMemory(DeviceMemory&& other) noexcept
+      : device_(other.device_), data_(std::exchange(other.data_, nullptr)) {}
+  DeviceMemory& operator=(DeviceMemory&& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(data_, other.data_);
+    return *this;
+  }
+  ~DeviceMemory() {
+    if (data_ != nullptr) cudaFree(data_);
+  }
+
+  [[nodiscard]] std::byte* data() const { return data_; }
+
+ private:
+  int device_ = 0;
+  std::byte* data_ = nullptr;
+};
+
+/// One T in pinned host memory that every device can write; zeroed.
+template <class T>
+class PinnedValue {
+ public:
+  PinnedValue() {
+    check(cudaHostAlloc(reinterpret_cast<void**>(&value_), sizeof(T),
+                        cudaHostAllocMapped | cudaHostAllocPortable),
+          "pinned host memory of " + std::to_string(sizeof(T)) + " bytes");
+    *value_ = T{};
+  }
+  PinnedValue(const PinnedValue&) = delete;
+  PinnedValue& operator=(const PinnedValue&) = delete;
+  ~PinnedValue() { cudaFreeHost(value_); }
+
+  [[nodiscard]] T* get() const { return value_; }
+
+ private:
+  T* value_ = nullptr;
+};
+
+}  // namespace megamoe::cuda

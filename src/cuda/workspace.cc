@@ -1,0 +1,66 @@
+#include "cuda/workspace.h"
+
+#include "comm/gpu_workspace_layout.h"
+#include "kernels/launch.h"
+#include "kernels/plan/plan.h"
+#include "kernels/products/products.h"
+
+namespace megamoe::cuda {
+namespace {
+
+int device_of(const Communicator& communicator) {
+  if (communicator.device() == Communicator::kHostMemory) {
+    throw Error(ErrorCode::invalid_argument,
+                "backend cuda: the communicator's memory is the host's; make one with "
+                "make_cuda_communicator()");
+  }
+  return communicator.device();
+}
+
+}  // namespace
+
+CudaWorkspace::CudaWorkspace(const LayerConfig& config, Workspace::Impl& workspace)
+    : device(device_of(workspace.communicator)),
+      local(device, workspace.bytes.local, "the row buffers of a workspace"),
+      order(device),
+      workspace_(workspace) {
+  const CurrentDevice current(device);
+  const WorkspaceDims dims = workspace_dims(config, workspace.communicator.size());
+  scratch_offset_ = gpu_local_layout(dims).scratch.block_rows_BE.offset;
+  exchange_offset_ = gpu_symmetric_layout(dims).exchange.staged_rows_TH.offset;
+  gpu::load_exchange_kernels();
+  products::load_product_kernels();
+  gpu::RankView view = gpu::make_rank_view(dims, workspace.communicator.rank());
+  view.scratch = local.data();
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  gpu::reset_control(view, stream);
+  const cudaError_t status = cudaStreamSynchronize(stream);
+  cudaStreamDestroy(stream);
+  check(status, "the first kernel of a workspace");
+}
+
+CudaWorkspace::~CudaWorkspace() {
+  const CurrentDevice current(device);
+  order.synchronize();
+}
+
+void CudaWorkspace::poison() {
+  const CurrentDevice current(device);
+  order.synchronize();
+  constexpr int kNan = 0xff;  // a NaN in bf16, fp32 and fp64; -1 as an integer
+  std::byte* symmetric = workspace_.symmetric->peer(workspace_.communicator.rank());
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  check(cudaMemsetAsync(symmetric + exchange_offset_, kNan,
+                        workspace_.bytes.symmetric - exchange_offset_, stream),
+        "poison");
+  check(cudaMemsetAsync(local.data() + scratch_offset_, kNan,
+                        workspace_.bytes.local - scratch_offset_, stream),
+        "poison");
+  const cudaError_t status = cudaStreamSynchronize(stream);
+  cudaStreamDestroy(stream);
+  check(status, "poison");
+}
+
+}  // namespace megamoe::cuda

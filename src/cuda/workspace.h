@@ -1,0 +1,36 @@
+// What the CUDA backend keeps in a workspace: row buffers and scratch on the device, the failure
+// record, the order of calls.
+#pragma once
+
+#include "cuda/runtime.h"
+#include "cuda/stage_clock.h"
+#include "cuda/stream_order.h"
+#include "device/call_control.h"
+#include "layer/workspace.h"
+
+namespace megamoe::cuda {
+
+class CudaWorkspace final : public WorkspaceMemory {
+ public:
+  /// Loads all kernels, so that no later launch has to: a launch that loads code may wait for
+  /// kernels that run, also for one of a peer on the same device that waits for this rank. Throws
+  /// Error.
+  CudaWorkspace(const LayerConfig& config, Workspace::Impl& workspace);
+  /// Waits for the calls that were enqueued.
+  ~CudaWorkspace() override;
+  void poison() override;
+
+  int device;
+  DeviceMemory local;
+  PinnedValue<device::FailureRecord> failure;
+  PinnedValue<std::uint32_t> stop;  ///< set once a peer has gone: kernels that wait give up
+  StreamOrder order;
+  StageClock stages;
+
+ private:
+  Workspace::Impl& workspace_;
+  std::int64_t scratch_offset_;  ///< of what poison() may overwrite in the scratch
+  std::int64_t exchange_offset_;
+};
+
+}  // namespace megamoe::cuda

@@ -1,0 +1,28 @@
+#include "layer/backend.h"
+
+#include "comm/gpu_workspace_layout.h"
+#include "cpu/backend.h"
+#include "cpu/workspace.h"
+#include "cuda/entry.h"
+
+namespace megamoe {
+
+WorkspaceBytes backend_bytes(Backend backend, const WorkspaceDims& dims) {
+  if (backend == Backend::cuda) {
+    return {gpu_symmetric_layout(dims).bytes, gpu_local_layout(dims).bytes};
+  }
+  return {symmetric_layout(dims).bytes, local_layout(dims).bytes};
+}
+
+std::unique_ptr<WorkspaceMemory> make_workspace_memory(const LayerConfig& config,
+                                                       Workspace::Impl& workspace) {
+  if (config.backend == Backend::cuda) return cuda::make_workspace_memory(config, workspace);
+  return std::make_unique<cpu::CpuWorkspace>(config, workspace);
+}
+
+std::unique_ptr<LayerBackend> make_backend(const LayerConfig& config, Workspace::Impl& workspace) {
+  if (config.backend == Backend::cuda) return cuda::make_backend(config, workspace);
+  return std::make_unique<cpu::CpuBackend>(config, workspace);
+}
+
+}  // namespace megamoe
