@@ -41,9 +41,8 @@ inline constexpr int kMaxSlots = 4;
 
 inline constexpr int kMaxGroups = 512;
 
-/// Warps of the producer warpgroup; the fourth only gives its registers back where there are no
-/// such gradients.
-enum class ProducerWarp { loads = 0, stores_slot_0 = 1, stores_slot_1 = 2, stores_gradients = 3 };
+/// Warps of the producer warpgroup; the fourth only gives its registers back.
+enum class ProducerWarp { loads = 0, stores_slot_0 = 1, stores_slot_1 = 2, idle = 3 };
 inline constexpr int kProducerRegisters = 40;
 inline constexpr int kMathRegisters = 232;
 
