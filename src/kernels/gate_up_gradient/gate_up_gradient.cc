@@ -3,6 +3,7 @@
 #include "kernels/gate_up_gradient/gate_up_gradient.h"
 
 #include <string>
+#include <type_traits>
 
 #include "base/activation.h"
 #include "kernels/products/entries.h"
@@ -13,18 +14,39 @@
 
 namespace megamoe::products {
 
-void multiply_gate_up_gradient(const GroupedRows& rows, const ConstTensorView& dy_NH,
-                               const ConstTensorView& down_eHI, const ConstTensorView& g_NI,
-                               const ConstTensorView& u_NI, const float* row_weights,
-                               const GateUpGradientOutputs& outputs, const LaunchOptions& options) {
+namespace {
+
+template <class Policy>
+const void* gradient_kernel(Sharing sharing) {
+  if constexpr (std::is_same_v<Policy, SwiGlu>) {
+    return sharing == Sharing::rows ? gate_up_gradient_sharing_rows()
+                                    : gate_up_gradient_sharing_channels();
+  } else {
+    return gate_up_gradient_with<Policy>();
+  }
+}
+
+}  // namespace
+
+void multiply_gate_up_gradient(const GroupedRows& rows, const Activation& activation,
+                               const ConstTensorView& dy_NH, const ConstTensorView& down_eHI,
+                               const ConstTensorView& g_NI, const ConstTensorView& u_NI,
+                               const float* row_weights, const GateUpGradientOutputs& outputs,
+                               const LaunchOptions& options) {
   const std::int64_t num_rows = dy_NH.sizes[0];
   const std::int64_t hidden = dy_NH.sizes[1];
-  const std::int64_t intermediate = g_NI.sizes[1];
+  const std::int64_t intermediate = u_NI.sizes[1];
+  const bool gated = is_gated(activation.kind);
   check_groups(rows, "gate_up_gradient");
   check_rows(dy_NH, num_rows, hidden, "dy");
-  check_rows(g_NI, num_rows, intermediate, "g");
   check_rows(u_NI, num_rows, intermediate, "u");
-  check_rows(outputs.dg_NI, num_rows, intermediate, "dg");
+  if (gated) {
+    check_rows(g_NI, num_rows, intermediate, "g");
+    check_rows(outputs.dg_NI, num_rows, intermediate, "dg");
+  } else {
+    check_absent(g_NI, activation, "g");
+    check_absent(outputs.dg_NI, activation, "dg");
+  }
   check_rows(outputs.du_NI, num_rows, intermediate, "du");
   check_rows(outputs.wa_NI, num_rows, intermediate, "wa");
   check_weights(down_eHI, rows.num_groups, hidden, intermediate, "down");
@@ -47,20 +69,23 @@ void multiply_gate_up_gradient(const GroupedRows& rows, const ConstTensorView& d
   params.row_capacity = num_rows;
   // Sharing channels was as fast or faster at all three shapes measured, also where it cuts an
   // expert of 512 rows into four tiles instead of three.
+  const bool may_share_rows = activation.kind == ActivationKind::swiglu;
   const Sharing sharing =
-      options.sharing == Sharing::automatic ? Sharing::channels : options.sharing;
+      may_share_rows && options.sharing == Sharing::rows ? Sharing::rows : Sharing::channels;
   params.down = weight_map_channel_major(down_eHI, sharing == Sharing::rows ? kBlockK : kBlockK / 2,
                                          "down", gradient::kTileChannels);
   params.dy = input_maps(dy_NH, sharing, "dy");
-  params.g = whole_tile_maps(g_NI, "g");
+  if (gated) {
+    params.g = whole_tile_maps(g_NI, "g");
+    params.dg = whole_tile_maps(outputs.dg_NI, "dg");
+  }
   params.u = whole_tile_maps(u_NI, "u");
-  params.dg = whole_tile_maps(outputs.dg_NI, "dg");
   params.du = whole_tile_maps(outputs.du_NI, "du");
   params.wa = whole_tile_maps(outputs.wa_NI, "wa");
-  SwiGlu activation{};
-  launch_clusters(sharing == Sharing::rows ? gate_up_gradient_sharing_rows()
-                                           : gate_up_gradient_sharing_channels(),
-                  {&params, &activation}, options, sizeof(gradient::Storage));
+  with_activation(activation, [&](auto policy) {
+    launch_clusters(gradient_kernel<decltype(policy)>(sharing), {&params, &policy}, options,
+                    sizeof(gradient::Storage));
+  });
 }
 
 }  // namespace megamoe::products

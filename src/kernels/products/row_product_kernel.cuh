@@ -37,6 +37,8 @@ __device__ inline void math_role(const RowProductParams& params, const Activatio
         num_units, acc, stages, warpgroup, barriers, ring, params.num_k_blocks);
     if constexpr (kIsGateUp<kProduct>) {
       write_activation<kProduct == RowProduct::gate_up_saving>(acc, num_units, activation, writer);
+    } else if constexpr (kIsUngatedUp<kProduct>) {
+      write_ungated<kProduct == RowProduct::up_saving>(acc, num_units, activation, writer);
     } else {
       write_blocks(acc, num_units, writer);
     }
