@@ -67,11 +67,9 @@ void multiply_gate_up_gradient(const GroupedRows& rows, const Activation& activa
   params.row_weights = row_weights;
   params.dw_segments = outputs.dw_segments;
   params.row_capacity = num_rows;
-  // Sharing channels was as fast or faster at all three shapes measured, also where it cuts an
-  // expert of 512 rows into four tiles instead of three.
-  const bool may_share_rows = activation.kind == ActivationKind::swiglu;
-  const Sharing sharing =
-      may_share_rows && options.sharing == Sharing::rows ? Sharing::rows : Sharing::channels;
+  const Sharing sharing = activation.kind == ActivationKind::swiglu
+                              ? choose_sharing(options, params.num_channel_tiles)
+                              : Sharing::channels;
   params.down = weight_map_channel_major(down_eHI, sharing == Sharing::rows ? kBlockK : kBlockK / 2,
                                          "down", gradient::kTileChannels);
   params.dy = input_maps(dy_NH, sharing, "dy");

@@ -5,7 +5,7 @@
 // 256 x 192 values of p, more than an SM moves while two warpgroups compute them. So the two math
 // warpgroups work on tiles of their own, 128 channels x 192 rows, and take turns: one multiplies
 // while the other is in its epilogue. That costs a third more operand traffic than one tile of
-// 256 x 192 for both, and was 3 to 5% faster at H of 4096 and 2048 (docs/perf_log.md).
+// 256 x 192 for both, and is 5% faster at H of 4096 and 2048 (docs/perf_log.md).
 #pragma once
 
 #include <cuda.h>
