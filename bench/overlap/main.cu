@@ -64,11 +64,11 @@ class GroupBench {
       gpu::order_pulls(l.rank().view, l.plan(), l.forward_rows(), l.rank().stream);
     };
     const auto gate_up = [this](LayerRank& l) {
-      multiply_gate_up(l.groups(), l.x_CH(), l.experts().gate(), l.experts().up(), {}, {}, l.a_CI(),
-                       options_of(l));
+      multiply_gate_up(l.groups(), {}, l.x_CH(), l.experts().gate(), l.experts().up(), {}, {},
+                       l.a_CI(), options_of(l));
     };
     const auto gate_up_and_pull = [this](LayerRank& l) {
-      gpu::gate_up_and_pull(l.rank().view, l.plan(), l.forward_rows(), l.tensors({}, {}),
+      gpu::gate_up_and_pull(l.rank().view, l.plan(), {}, l.forward_rows(), l.tensors({}, {}),
                             options_of(l));
     };
     const auto down = [this](LayerRank& l) {
@@ -94,7 +94,7 @@ class GroupBench {
     check_cuda(cudaMemset(no_rows.data(), 0, no_rows.size()), "memset");
     time("order, pulls alone", 0, [&](LayerRank& l) {
       order(l);
-      gpu::gate_up_and_pull(l.rank().view, no_rows.data(), l.forward_rows(), l.tensors({}, {}),
+      gpu::gate_up_and_pull(l.rank().view, no_rows.data(), {}, l.forward_rows(), l.tensors({}, {}),
                             options_of(l));
     });
     time("gate_up_and_pull, all here", 4, gate_up_and_pull);
