@@ -110,6 +110,13 @@ class GroupBench {
          [this](LayerRank& l) { l.enqueue_backward(Overlap::off, layers_.options); });
     time("backward, overlapped", 10,
          [this](LayerRank& l) { l.enqueue_backward(Overlap::on, layers_.options); });
+    // The same with g and u kept: p, dx.
+    set_memory(testing::Memory::saved);
+    time("backward saved, chain", 6,
+         [this](LayerRank& l) { l.enqueue_backward(Overlap::off, layers_.options); });
+    time("backward saved, overlapped", 6,
+         [this](LayerRank& l) { l.enqueue_backward(Overlap::on, layers_.options); });
+    set_memory(testing::Memory::recompute);
     time("dx", 4, [this](LayerRank& l) {
       multiply_dx(l.groups(), l.dg_CI(), l.du_CI(), l.experts().gate(), l.experts().up(),
                   l.results_CH(), options_of(l));
@@ -136,6 +143,11 @@ class GroupBench {
     products::LaunchOptions options = layers_.options;
     options.stream = layer.rank().stream;
     return options;
+  }
+
+  void set_memory(testing::Memory memory) {
+    layers_.set(memory, {});
+    layers_.forward(Overlap::off);
   }
 
   /// Distinct experts for each token, uniformly at random.
