@@ -59,7 +59,7 @@ class GroupBench {
       gpu::order_pulls(l.rank().view, l.plan(), l.forward_rows(), l.rank().stream);
     };
     const auto gate_up = [this](LayerRank& l) {
-      multiply_gate_up(l.groups(), l.x_CH(), l.experts().gate(), l.experts().up(), {}, {}, l.a_CI(),
+      multiply_gate_up(l.groups(), {}, l.x_CH(), l.experts().gate(), l.experts().up(), {}, {}, l.a_CI(),
                        options_of(l));
     };
     const auto gate_up_and_pull = [this](LayerRank& l) {

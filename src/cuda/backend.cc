@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <span>
 #include <string>
 #include <thread>
 
@@ -79,6 +80,8 @@ CudaBackend::CudaBackend(const LayerConfig& config, Workspace::Impl& workspace)
       saved_rows_(padded_saved_rows(config, workspace.communicator.size(), dims_)),
       expected_(expected_shape(config, workspace.communicator.size())),
       view_(gpu::make_rank_view(dims_, workspace.communicator.rank())),
+      pulls_under_products_(config.overlap == Overlap::on &&
+                            config.activation.kind == ActivationKind::swiglu),
       rows_(make_buffers()),
       layer_number_(workspace.num_layers_built++) {
   for (int peer = 0; peer < workspace.communicator.size(); ++peer) {
@@ -99,7 +102,8 @@ CudaBackend::RowBuffers CudaBackend::make_buffers() const {
   return {tensor_view(layout.x_CH.in(local), {padded_rows_, hidden}),
           tensor_view(layout.dy_CH.in(local), {padded_rows_, hidden}),
           tensor_view(layout.a_CI.in(local), {padded_rows_, intermediate}),
-          tensor_view(layout.dg_CI.in(local), {padded_rows_, intermediate}),
+          expected_.gated ? tensor_view(layout.dg_CI.in(local), {padded_rows_, intermediate})
+                          : TensorView{},
           tensor_view(layout.du_CI.in(local), {padded_rows_, intermediate}),
           layout.origin_C.in(local),
           layout.weight_C.in(local),
@@ -191,8 +195,10 @@ void CudaBackend::forward(CallState& call_state, const ForwardInput& input,
   TensorView g;
   TensorView u;
   if (saved_rows > 0) {
-    g = tensor_view(reinterpret_cast<bf16*>(state.saved_g.data()),
-                    {saved_rows, dims_.intermediate_dim});
+    if (expected_.gated) {
+      g = tensor_view(reinterpret_cast<bf16*>(state.saved_g.data()),
+                      {saved_rows, dims_.intermediate_dim});
+    }
     u = tensor_view(reinterpret_cast<bf16*>(state.saved_u.data()),
                     {saved_rows, dims_.intermediate_dim});
   }
@@ -207,21 +213,23 @@ void CudaBackend::forward(CallState& call_state, const ForwardInput& input,
   memory_.stages.start("meet", stream);
   gpu::meet(view_, plan, Signal::rows_staged, stream);
   const gpu::PulledRows pulled{rows_of(rows_.x_CH), nullptr, nullptr, rows_.origin_C};
-  if (config_.overlap == Overlap::on) {
+  if (pulls_under_products_) {
     memory_.stages.start("order_pulls", stream);
     gpu::order_pulls(view_, plan, pulled, stream);
     memory_.stages.start("gate_up", stream);
     gpu::gate_up_and_pull(view_, plan, pulled, {experts.gate, experts.up, g, u, rows_.a_CI},
                           launch);
-    memory_.stages.start("down", stream);
-    gpu::down_and_push(view_, plan, rows_.origin_C, rows_.a_CI, experts.down, launch);
   } else {
     memory_.stages.start("pull", stream);
     gpu::pull_rows(view_, plan, pulled, stream);
     memory_.stages.start("gate_up", stream);
-    products::multiply_gate_up(all_rows(plan), rows_.x_CH, experts.gate, experts.up, g, u,
-                               rows_.a_CI, launch);
-    memory_.stages.start("down", stream);
+    products::multiply_gate_up(all_rows(plan), config_.activation, rows_.x_CH, experts.gate,
+                               experts.up, g, u, rows_.a_CI, launch);
+  }
+  memory_.stages.start("down", stream);
+  if (config_.overlap == Overlap::on) {
+    gpu::down_and_push(view_, plan, rows_.origin_C, rows_.a_CI, experts.down, launch);
+  } else {
     products::multiply_down(all_rows(plan), rows_.a_CI, experts.down, rows_.dy_CH, launch);
     memory_.stages.start("push", stream);
     gpu::push_rows(view_, plan, rows_of(rows_.dy_CH), rows_.origin_C, {}, stream);
@@ -240,8 +248,8 @@ void CudaBackend::gradient_of_unsaved(const products::GroupedRows& groups,
                                       const BackwardInput& input,
                                       const products::LaunchOptions& launch) {
   memory_.stages.start("gate_up_again", launch.stream);
-  products::multiply_gate_up(groups, rows_.x_CH, input.experts.gate, input.experts.up, rows_.dg_CI,
-                             rows_.du_CI, rows_.a_CI, launch);
+  products::multiply_gate_up(groups, config_.activation, rows_.x_CH, input.experts.gate,
+                             input.experts.up, rows_.dg_CI, rows_.du_CI, rows_.a_CI, launch);
   gradient_of(groups, rows_.dg_CI, rows_.du_CI, input, launch);
 }
 
@@ -250,7 +258,7 @@ void CudaBackend::gradient_of(const products::GroupedRows& groups, const TensorV
                               const products::LaunchOptions& launch) {
   memory_.stages.start("p", launch.stream);
   products::multiply_gate_up_gradient(
-      groups, rows_.dy_CH, input.experts.down, g_CI, u_CI, rows_.weight_C,
+      groups, config_.activation, rows_.dy_CH, input.experts.down, g_CI, u_CI, rows_.weight_C,
       {rows_.dg_CI, rows_.du_CI, rows_.a_CI, rows_.dweight_segments}, launch);
 }
 
@@ -261,7 +269,7 @@ void CudaBackend::gate_up_gradient(const CudaCallState& state, const BackwardInp
   std::byte* plan = state.plan.data();
   const gpu::PulledRows pulled{rows_of(rows_.x_CH), rows_of(rows_.dy_CH), rows_.weight_C,
                                rows_.origin_C};
-  if (saved_rows_ == 0 && config_.overlap == Overlap::on) {
+  if (saved_rows_ == 0 && pulls_under_products_) {
     memory_.stages.start("order_pulls", launch.stream);
     gpu::order_pulls(view_, plan, pulled, launch.stream);
     memory_.stages.start("gate_up_again", launch.stream);
@@ -277,7 +285,8 @@ void CudaBackend::gate_up_gradient(const CudaCallState& state, const BackwardInp
     gradient_of_unsaved(all_rows(plan), input, launch);
     return;
   }
-  const auto saved = [&](const DeviceMemory& memory) {
+  const auto saved = [&](const DeviceMemory& memory) -> TensorView {
+    if (memory.data() == nullptr) return {};  // g of an activation without a gate
     return tensor_view(reinterpret_cast<bf16*>(memory.data()),
                        {saved_rows_, dims_.intermediate_dim});
   };
@@ -290,10 +299,11 @@ void CudaBackend::gate_up_gradient(const CudaCallState& state, const BackwardInp
 
 void CudaBackend::weight_gradients(std::byte* plan, const ExpertGradients& gradients,
                                    const products::LaunchOptions& launch) {
-  const std::array jobs = {
+  const std::array all_jobs = {
       products::WeightGradient{rows_.dy_CH, rows_.a_CI, with_plain_strides(gradients.down)},
-      products::WeightGradient{rows_.dg_CI, rows_.x_CH, with_plain_strides(gradients.gate)},
-      products::WeightGradient{rows_.du_CI, rows_.x_CH, with_plain_strides(gradients.up)}};
+      products::WeightGradient{rows_.du_CI, rows_.x_CH, with_plain_strides(gradients.up)},
+      products::WeightGradient{rows_.dg_CI, rows_.x_CH, with_plain_strides(gradients.gate)}};
+  const std::span jobs = std::span(all_jobs).first(expected_.gated ? 3 : 2);
   const products::GradientMode mode =
       config_.weight_gradient_mode == WeightGradientMode::accumulate_fp32
           ? products::GradientMode::accumulate

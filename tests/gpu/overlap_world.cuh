@@ -100,7 +100,7 @@ class LayerRank {
                          options);
     } else {
       gpu::pull_rows(rank_.view, plan(), forward_rows(), rank_.stream);
-      multiply_gate_up(groups(), x_CH(), experts_.gate(), experts_.up(), {}, {}, a_CI(), options);
+      multiply_gate_up(groups(), {}, x_CH(), experts_.gate(), experts_.up(), {}, {}, a_CI(), options);
       multiply_down(groups(), a_CI(), experts_.down(), results_CH(), options);
       gpu::push_rows(rank_.view, plan(), rank_.results_CH.data(), rank_.origin_C.data(), {},
                      rank_.stream);
@@ -122,7 +122,7 @@ class LayerRank {
       gpu::push_dweights(rank_.view, plan(), rank_.origin_C.data(), rank_.segments(), rank_.stream);
     } else {
       gpu::pull_rows(rank_.view, plan(), backward_rows(), rank_.stream);
-      multiply_gate_up(groups(), x_CH(), experts_.gate(), experts_.up(), g_CI(), u_CI(), a_CI(),
+      multiply_gate_up(groups(), {}, x_CH(), experts_.gate(), experts_.up(), g_CI(), u_CI(), a_CI(),
                        options);
       enqueue_gate_up_gradient(options);
       multiply_dx(groups(), dg_CI(), du_CI(), experts_.gate(), experts_.up(), results_CH(),
@@ -155,7 +155,7 @@ class LayerRank {
     gpu::meet(rank_.view, plan(), device::Signal::rows_staged, rank_.stream);
   }
   void enqueue_gate_up_gradient(const products::LaunchOptions& options) {
-    multiply_gate_up_gradient(groups(), experts_.rows(rank_.dy_CH, experts_.hidden),
+    multiply_gate_up_gradient(groups(), {}, experts_.rows(rank_.dy_CH, experts_.hidden),
                               experts_.down(), g_CI(), u_CI(), rank_.weight_C.data(),
                               {dg_CI(), du_CI(), a_CI(), rank_.dweight_segments.data()}, options);
   }

@@ -54,7 +54,7 @@ void gate_up_and_pull(const RankView& view, std::byte* plan, const PulledRows& r
   const ConstTensorView x_CH =
       tensor_view(static_cast<const bf16*>(rows.x_CH), {num_rows, view.dims.hidden_dim});
   RowProductLaunch launch =
-      products::describe_gate_up(groups_of(view, plan), x_CH, tensors.gate_eIH, tensors.up_eIH,
+      products::describe_gate_up(groups_of(view, plan), {ActivationKind::swiglu}, x_CH, tensors.gate_eIH, tensors.up_eIH,
                                  tensors.g_CI, tensors.u_CI, tensors.a_CI, options);
   const bool shares_rows = launch.sharing == Sharing::rows;
   const void* kernel = nullptr;
@@ -85,7 +85,7 @@ void dx_and_push(const RankView& view, std::byte* plan, const RowOrigin* origin_
                  const ConstTensorView& dg_CI, const ConstTensorView& du_CI,
                  const ConstTensorView& gate_eIH, const ConstTensorView& up_eIH,
                  const products::LaunchOptions& options) {
-  if (dg_CI.sizes[0] == 0) return;
+  if (du_CI.sizes[0] == 0) return;
   RowProductLaunch launch =
       products::describe_dx(groups_of(view, plan), dg_CI, du_CI, gate_eIH, up_eIH, options);
   launch_push(launch, view, origin_C, products::dx_and_push_sharing_rows(),
