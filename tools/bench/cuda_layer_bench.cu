@@ -204,7 +204,7 @@ CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
     for (int warm_up = 0; warm_up < kNumWarmups; ++warm_up) pass();
     float burst_passes = 0.0F;  // rank 0 decides
     if (rank == 0) {
-      burst_passes = std::max(3.0F, static_cast<float>(std::floor(kBurstMs / end.ms_since(start))));
+      burst_passes = std::max(1.0F, static_cast<float>(std::floor(kBurstMs / end.ms_since(start))));
     }
     group->all_reduce_sum(&burst_passes, 1, "the length of a burst", config.entry_deadline_s);
     for (int repeat = 0; repeat < num_repeats; ++repeat) {
