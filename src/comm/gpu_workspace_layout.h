@@ -109,7 +109,8 @@ struct alignas(16) OrderedPull {
 /// How far the pulls of a call have come.
 struct PullProgress {
   std::uint32_t next;  ///< the next pull that nobody has taken
-  std::int32_t num_pulls;
+  std::uint32_t num_pulls;
+  std::uint32_t num_done;  ///< pulls of the first pass by warps that have done all of theirs
 };
 
 /// Most tokens that a rank pulls in a call: each fills at least one row.

@@ -70,7 +70,6 @@ class CudaBackend final : public LayerBackend {
   std::int64_t saved_rows_;  ///< padded; g and u of rows before it are kept
   ExpectedShape expected_;
   gpu::RankView view_;
-  bool pulls_under_products_;  ///< the kernels that do exist for SwiGLU
   RowBuffers rows_;
   std::int64_t layer_number_;
 };

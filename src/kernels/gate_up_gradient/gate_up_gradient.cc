@@ -1,11 +1,10 @@
 // Checks the arguments of p and its epilogue, describes their tiles to the copy engine and
 // launches.
-#include "kernels/gate_up_gradient/gate_up_gradient.h"
-
 #include <string>
 #include <type_traits>
 
 #include "base/activation.h"
+#include "kernels/gate_up_gradient/gate_up_gradient_launch.h"
 #include "kernels/products/entries.h"
 #include "kernels/products/host_checks.h"
 #include "kernels/products/host_maps.h"
@@ -28,11 +27,10 @@ const void* gradient_kernel(Sharing sharing) {
 
 }  // namespace
 
-void multiply_gate_up_gradient(const GroupedRows& rows, const Activation& activation,
-                               const ConstTensorView& dy_NH, const ConstTensorView& down_eHI,
-                               const ConstTensorView& g_NI, const ConstTensorView& u_NI,
-                               const float* row_weights, const GateUpGradientOutputs& outputs,
-                               const LaunchOptions& options) {
+GateUpGradientLaunch describe_gate_up_gradient(
+    const GroupedRows& rows, const Activation& activation, const ConstTensorView& dy_NH,
+    const ConstTensorView& down_eHI, const ConstTensorView& g_NI, const ConstTensorView& u_NI,
+    const float* row_weights, const GateUpGradientOutputs& outputs, const LaunchOptions& options) {
   const std::int64_t num_rows = dy_NH.sizes[0];
   const std::int64_t hidden = dy_NH.sizes[1];
   const std::int64_t intermediate = u_NI.sizes[1];
@@ -57,9 +55,9 @@ void multiply_gate_up_gradient(const GroupedRows& rows, const Activation& activa
   if (row_weights == nullptr) throw Error(ErrorCode::invalid_argument, "row_weights: absent");
   if (outputs.dw_segments == nullptr)
     throw Error(ErrorCode::invalid_argument, "dw_segments: absent");
-  if (num_rows == 0) return;
 
-  GateUpGradientParams params{};
+  GateUpGradientLaunch launch;
+  GateUpGradientParams& params = launch.params;
   params.num_channels = static_cast<int>(intermediate);
   params.num_channel_tiles = ceil_div(intermediate, gradient::kTileChannels);
   params.num_k_blocks = static_cast<int>(hidden / kBlockK);
@@ -67,12 +65,13 @@ void multiply_gate_up_gradient(const GroupedRows& rows, const Activation& activa
   params.row_weights = row_weights;
   params.dw_segments = outputs.dw_segments;
   params.row_capacity = num_rows;
-  const Sharing sharing = activation.kind == ActivationKind::swiglu
-                              ? choose_sharing(options, params.num_channel_tiles)
-                              : Sharing::channels;
-  params.down = weight_map_channel_major(down_eHI, sharing == Sharing::rows ? kBlockK : kBlockK / 2,
-                                         "down", gradient::kTileChannels);
-  params.dy = input_maps(dy_NH, sharing, "dy");
+  launch.sharing = activation.kind == ActivationKind::swiglu
+                       ? choose_sharing(options, params.num_channel_tiles)
+                       : Sharing::channels;
+  params.down =
+      weight_map_channel_major(down_eHI, launch.sharing == Sharing::rows ? kBlockK : kBlockK / 2,
+                               "down", gradient::kTileChannels);
+  params.dy = input_maps(dy_NH, launch.sharing, "dy");
   if (gated) {
     params.g = whole_tile_maps(g_NI, "g");
     params.dg = whole_tile_maps(outputs.dg_NI, "dg");
@@ -80,9 +79,20 @@ void multiply_gate_up_gradient(const GroupedRows& rows, const Activation& activa
   params.u = whole_tile_maps(u_NI, "u");
   params.du = whole_tile_maps(outputs.du_NI, "du");
   params.wa = whole_tile_maps(outputs.wa_NI, "wa");
+  return launch;
+}
+
+void multiply_gate_up_gradient(const GroupedRows& rows, const Activation& activation,
+                               const ConstTensorView& dy_NH, const ConstTensorView& down_eHI,
+                               const ConstTensorView& g_NI, const ConstTensorView& u_NI,
+                               const float* row_weights, const GateUpGradientOutputs& outputs,
+                               const LaunchOptions& options) {
+  if (dy_NH.sizes[0] == 0) return;
+  GateUpGradientLaunch launch = describe_gate_up_gradient(rows, activation, dy_NH, down_eHI, g_NI,
+                                                          u_NI, row_weights, outputs, options);
   with_activation(activation, [&](auto policy) {
-    launch_clusters(gradient_kernel<decltype(policy)>(sharing), {&params, &policy}, options,
-                    sizeof(gradient::Storage));
+    launch_clusters(gradient_kernel<decltype(policy)>(launch.sharing), {&launch.params, &policy},
+                    options, sizeof(gradient::Storage));
   });
 }
 

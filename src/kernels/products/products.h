@@ -69,8 +69,8 @@ struct GateUpGradientOutputs {
 };
 
 /// dg = w p u act'(g), du = w p act(g). Pad rows up to the next multiple of 16 are written
-/// as zeros. row_weights[N] fp32; N is a multiple of 16. g and u must have the rows of the groups, may
-/// have fewer than N, and may be dg and du themselves.
+/// as zeros. row_weights[N] fp32; N is a multiple of 16. g and u must have the rows of the groups,
+/// may have fewer than N, and may be dg and du themselves.
 void multiply_gate_up_gradient(const GroupedRows& rows, const Activation& activation,
                                const ConstTensorView& dy_NH, const ConstTensorView& down_eHI,
                                const ConstTensorView& g_NI, const ConstTensorView& u_NI,
@@ -91,10 +91,9 @@ enum class GradientMode {
   accumulate
 };  ///< accumulate: fp32 only, added once to each element
 
-/// All gradients, of one dtype, in one launch; nothing is written where `*cancelled` (device memory,
-/// may be null) is not 0. Operand rows from an expert's last row to the next
-/// multiple of 16 must be zero. An expert without rows gets exact zeros, or, accumulating, stays as
-/// it was.
+/// All gradients, of one dtype, in one launch; nothing is written where `*cancelled` (device
+/// memory, may be null) is not 0. Operand rows from an expert's last row to the next multiple of 16
+/// must be zero. An expert without rows gets exact zeros, or, accumulating, stays as it was.
 void multiply_weight_gradients(const GroupedRows& rows, std::span<const WeightGradient> gradients,
                                GradientMode mode, const LaunchOptions& options,
                                const std::uint32_t* cancelled = nullptr);

@@ -10,27 +10,6 @@
 #include "kernels/products/row_product_launch.h"
 
 namespace megamoe::products {
-namespace {
-
-// The kernel that computes a, and whether its clusters share rows or channels.
-template <class Policy>
-const void* gate_up_kernel(Sharing sharing, bool saving) {
-  if constexpr (std::is_same_v<Policy, SwiGlu>) {
-    if (sharing == Sharing::rows) {
-      return saving ? gate_up_saving_sharing_rows() : gate_up_sharing_rows();
-    }
-    return saving ? gate_up_saving_sharing_channels() : gate_up_sharing_channels();
-  } else if constexpr (Policy::kGated) {
-    return saving ? row_product_with<RowProduct::gate_up_saving, Policy>()
-                  : row_product_with<RowProduct::gate_up, Policy>();
-  } else {
-    return saving ? row_product_with<RowProduct::up_saving, Policy>()
-                  : row_product_with<RowProduct::up, Policy>();
-  }
-}
-
-}  // namespace
-
 RowProductLaunch describe_down(const GroupedRows& rows, const ConstTensorView& a_NI,
                                const ConstTensorView& down_eHI, const LaunchOptions& options) {
   const std::int64_t intermediate = a_NI.sizes[1];
@@ -62,15 +41,15 @@ RowProductLaunch describe_gate_up(const GroupedRows& rows, const Activation& act
   const std::int64_t hidden = x_NH.sizes[1];
   const bool gated = is_gated(activation.kind);
   const bool saving = !u_NI.absent();
-  const std::int64_t kept_rows = std::min(u_NI.sizes[0], num_rows);
   check_groups(rows, "gate_up");
   check_rows(x_NH, num_rows, hidden, "x");
   check_rows(a_NI, num_rows, intermediate, "a");
+  const std::int64_t kept_rows = saving ? std::min(u_NI.sizes[0], num_rows) : num_rows;
   if (saving) check_rows(u_NI, kept_rows, intermediate, "u");
   check_weights(up_eIH, rows.num_groups, intermediate, hidden, "up");
   if (gated) {
-    if (saving) check_rows(g_NI, kept_rows, intermediate, "g");
-    if (!saving && !g_NI.absent()) check_rows(u_NI, num_rows, intermediate, "u");
+    if (saving || !g_NI.absent()) check_rows(g_NI, kept_rows, intermediate, "g");
+    if (!saving && !g_NI.absent()) check_rows(u_NI, kept_rows, intermediate, "u");
     check_weights(gate_eIH, rows.num_groups, intermediate, hidden, "gate");
   } else {
     check_absent(g_NI, activation, "g");
@@ -147,6 +126,27 @@ void multiply_down(const GroupedRows& rows, const ConstTensorView& a_NI,
                   {&launch.params, &activation}, options);
 }
 
+namespace {
+
+// The kernel that computes a, and whether its clusters share rows or channels.
+template <class Policy>
+const void* gate_up_kernel(Sharing sharing, bool saving) {
+  if constexpr (std::is_same_v<Policy, SwiGlu>) {
+    if (sharing == Sharing::rows) {
+      return saving ? gate_up_saving_sharing_rows() : gate_up_sharing_rows();
+    }
+    return saving ? gate_up_saving_sharing_channels() : gate_up_sharing_channels();
+  } else if constexpr (Policy::kGated) {
+    return saving ? row_product_with<RowProduct::gate_up_saving, Policy>()
+                  : row_product_with<RowProduct::gate_up, Policy>();
+  } else {
+    return saving ? row_product_with<RowProduct::up_saving, Policy>()
+                  : row_product_with<RowProduct::up, Policy>();
+  }
+}
+
+}  // namespace
+
 void multiply_gate_up(const GroupedRows& rows, const Activation& activation,
                       const ConstTensorView& x_NH, const ConstTensorView& gate_eIH,
                       const ConstTensorView& up_eIH, const TensorView& g_NI, const TensorView& u_NI,
@@ -154,8 +154,9 @@ void multiply_gate_up(const GroupedRows& rows, const Activation& activation,
   if (a_NI.sizes[0] == 0) return;
   RowProductLaunch launch =
       describe_gate_up(rows, activation, x_NH, gate_eIH, up_eIH, g_NI, u_NI, a_NI, options);
+  const bool saving = !u_NI.absent();
   with_activation(activation, [&](auto policy) {
-    launch_clusters(gate_up_kernel<decltype(policy)>(launch.sharing, !u_NI.absent()),
+    launch_clusters(gate_up_kernel<decltype(policy)>(launch.sharing, saving),
                     {&launch.params, &policy}, options);
   });
 }
