@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <span>
 #include <string>
 #include <thread>
 
@@ -99,7 +100,8 @@ CudaBackend::RowBuffers CudaBackend::make_buffers() const {
   return {tensor_view(layout.x_CH.in(local), {padded_rows_, hidden}),
           tensor_view(layout.dy_CH.in(local), {padded_rows_, hidden}),
           tensor_view(layout.a_CI.in(local), {padded_rows_, intermediate}),
-          tensor_view(layout.dg_CI.in(local), {padded_rows_, intermediate}),
+          expected_.gated ? tensor_view(layout.dg_CI.in(local), {padded_rows_, intermediate})
+                          : TensorView{},
           tensor_view(layout.du_CI.in(local), {padded_rows_, intermediate}),
           layout.origin_C.in(local),
           layout.weight_C.in(local),
@@ -191,8 +193,10 @@ void CudaBackend::forward(CallState& call_state, const ForwardInput& input,
   TensorView g;
   TensorView u;
   if (saved_rows > 0) {
-    g = tensor_view(reinterpret_cast<bf16*>(state.saved_g.data()),
-                    {saved_rows, dims_.intermediate_dim});
+    if (expected_.gated) {
+      g = tensor_view(reinterpret_cast<bf16*>(state.saved_g.data()),
+                      {saved_rows, dims_.intermediate_dim});
+    }
     u = tensor_view(reinterpret_cast<bf16*>(state.saved_u.data()),
                     {saved_rows, dims_.intermediate_dim});
   }
@@ -280,7 +284,8 @@ void CudaBackend::gate_up_gradient(const CudaCallState& state, const BackwardInp
     gradient_of(all_rows(plan), rows_.dg_CI, rows_.du_CI, input, launch);
     return;
   }
-  const auto saved = [&](const DeviceMemory& memory) {
+  const auto saved = [&](const DeviceMemory& memory) -> TensorView {
+    if (memory.data() == nullptr) return {};  // g of an activation without a gate
     return tensor_view(reinterpret_cast<bf16*>(memory.data()),
                        {saved_rows_, dims_.intermediate_dim});
   };
@@ -301,10 +306,11 @@ void CudaBackend::gate_up_gradient(const CudaCallState& state, const BackwardInp
 
 void CudaBackend::weight_gradients(std::byte* plan, const ExpertGradients& gradients,
                                    const products::LaunchOptions& launch) {
-  const std::array jobs = {
+  const std::array all_jobs = {
       products::WeightGradient{rows_.dy_CH, rows_.a_CI, with_plain_strides(gradients.down)},
-      products::WeightGradient{rows_.dg_CI, rows_.x_CH, with_plain_strides(gradients.gate)},
-      products::WeightGradient{rows_.du_CI, rows_.x_CH, with_plain_strides(gradients.up)}};
+      products::WeightGradient{rows_.du_CI, rows_.x_CH, with_plain_strides(gradients.up)},
+      products::WeightGradient{rows_.dg_CI, rows_.x_CH, with_plain_strides(gradients.gate)}};
+  const std::span jobs = std::span(all_jobs).first(expected_.gated ? 3 : 2);
   const products::GradientMode mode =
       config_.weight_gradient_mode == WeightGradientMode::accumulate_fp32
           ? products::GradientMode::accumulate
