@@ -20,12 +20,13 @@
 namespace megamoe::verify {
 
 /// Ends a test that gives the layer host memory, or asks for what the CPU backend alone does.
-#define MEGAMOE_ON_CPU_ONLY(reason)                             \
-  if (::megamoe::verify::default_backend() != Backend::cpu) {   \
-    GTEST_SKIP() << "on the CPU backend only: " << (reason);    \
+#define MEGAMOE_ON_CPU_ONLY(reason)                           \
+  if (::megamoe::verify::default_backend() != Backend::cpu) { \
+    GTEST_SKIP() << "on the CPU backend only: " << (reason);  \
   }
 
-/// `wanted` channels where the backend under test takes any number, else the next one that it takes.
+/// `wanted` channels where the backend under test takes any number, else the next one that it
+/// takes.
 inline std::int64_t channels(std::int64_t wanted) {
   return default_backend() == Backend::cpu ? wanted : round_up(wanted, 64);
 }

@@ -177,18 +177,15 @@ TEST(CudaArguments, MemoryOfTheHostAndUnalignedRowsAreRefusedByName) {
     expect_error(ErrorCode::invalid_argument, texts,
                  [&] { rank.layer.forward(input, output, stream); });
   };
-  expect_refusal({"x lies in host memory"}, [&](ForwardInput& input, ForwardOutput&) {
-    input.x.data = problem.x_TH.data();
-  });
+  expect_refusal({"x lies in host memory"},
+                 [&](ForwardInput& input, ForwardOutput&) { input.x.data = problem.x_TH.data(); });
   expect_refusal({"expert_ids lies in host memory"}, [&](ForwardInput& input, ForwardOutput&) {
     input.expert_ids.data = problem.expert_ids_TK.data();
   });
-  expect_refusal({"x", "16 bytes"}, [&](ForwardInput& input, ForwardOutput&) {
-    input.x.data = tensors.x.data() + 1;
-  });
-  expect_refusal({"y", "multiple of 16 bytes"}, [&](ForwardInput&, ForwardOutput& output) {
-    output.y.strides[0] += 1;
-  });
+  expect_refusal({"x", "16 bytes"},
+                 [&](ForwardInput& input, ForwardOutput&) { input.x.data = tensors.x.data() + 1; });
+  expect_refusal({"y", "multiple of 16 bytes"},
+                 [&](ForwardInput&, ForwardOutput& output) { output.y.strides[0] += 1; });
   expect_refusal({"experts.down", "16 bytes"}, [&](ForwardInput& input, ForwardOutput&) {
     input.experts.down.data = tensors.down.data() + 4;
   });
@@ -303,8 +300,8 @@ TEST(CudaGraphs, OfSeveralTokenCountsReplayInAnyOrderBetweenEagerCalls) {
     // As many contexts as graphs will hold: a capture must not allocate.
     std::vector<CallContext> contexts;
     for (int i = 0; i < 4; ++i) {
-      contexts.push_back(rank.layer.forward(tensors[0]->forward_input(),
-                                            tensors[0]->forward_output(), stream));
+      contexts.push_back(
+          rank.layer.forward(tensors[0]->forward_input(), tensors[0]->forward_output(), stream));
     }
   }
   for (const auto& problem : tensors) {
@@ -339,8 +336,7 @@ TEST(CudaStreams, CallsOfTwoStreamsRunInTheOrderOfTheirEnqueuing) {
                         const TestStream& backward_stream) {
     const CallContext call =
         rank.layer.forward(tensors.forward_input(), tensors.forward_output(), forward_stream);
-    rank.layer.backward(call, tensors.backward_input(), tensors.backward_output(),
-                        backward_stream);
+    rank.layer.backward(call, tensors.backward_input(), tensors.backward_output(), backward_stream);
   };
   step(first, stream, stream);
   rank.layer.check(stream);
@@ -426,12 +422,14 @@ TEST(CudaProcessRank, DISABLED_Run) {
       const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
       EXPECT_LT(taken.count(), 20.0);  // the deadlines are 60 s
       std::fflush(nullptr);
-      _exit(testing::Test::HasFailure() ? 1 : 0);  // what is shared with a dead peer is not taken apart
+      _exit(testing::Test::HasFailure() ? 1
+                                        : 0);  // what is shared with a dead peer is not taken apart
     }
     session.backward(context);
   }
   std::ofstream file(std::getenv("MEGAMOE_TEST_OUTPUT"), std::ios::binary);
-  for (const RawTensor* tensor : {&session.tensors().y, &session.tensors().dx, &session.tensors().dup}) {
+  for (const RawTensor* tensor :
+       {&session.tensors().y, &session.tensors().dx, &session.tensors().dup}) {
     file.write(reinterpret_cast<const char*>(tensor->bytes.data()),
                static_cast<std::streamsize>(tensor->bytes.size()));
   }
@@ -463,8 +461,7 @@ std::vector<pid_t> spawn_two_ranks(const std::string& group) {
 TEST(CudaProcesses, AKilledPeerIsNamedLongBeforeTheDeadline) {
   if (num_cuda_devices() < 2) GTEST_SKIP() << "needs two devices";
   setenv("MEGAMOE_TEST_KILLED", "1", 1);
-  const std::vector<pid_t> processes =
-      spawn_two_ranks("killed_test." + std::to_string(getpid()));
+  const std::vector<pid_t> processes = spawn_two_ranks("killed_test." + std::to_string(getpid()));
   unsetenv("MEGAMOE_TEST_KILLED");
   int status = -1;
   waitpid(processes[0], &status, 0);
@@ -587,9 +584,8 @@ TEST(CudaFailures, AFailureStaysUntilItIsChecked) {
   const CallContext call = rank.layer.forward(bad.forward_input(), bad.forward_output(), stream);
   check(cudaStreamSynchronize(stream.get()), "a failing call");
   for (int repeat = 0; repeat < 2; ++repeat) {
-    expect_error(ErrorCode::expert_id_out_of_range, {"expert_ids[2, 1] is 99", "0 to 7"}, [&] {
-      rank.layer.forward(good.forward_input(), good.forward_output(), stream);
-    });
+    expect_error(ErrorCode::expert_id_out_of_range, {"expert_ids[2, 1] is 99", "0 to 7"},
+                 [&] { rank.layer.forward(good.forward_input(), good.forward_output(), stream); });
   }
   expect_error(ErrorCode::expert_id_out_of_range, {"99"}, [&] { rank.layer.check(stream); });
   EXPECT_TRUE(same_bits(bad.y.download(), std::vector<bf16>(24 * 64, bf16{0xffff})));
@@ -602,8 +598,8 @@ TEST(CudaFailures, AFailureStaysUntilItIsChecked) {
   EXPECT_TRUE(same_bits(bad.dup.download(), std::vector<bf16>(8 * 64 * 64, bf16{0xffff})));
 }
 
-/// T tokens that repeat the first 64, so that rows of the large call must have the bits of the small
-/// one.
+/// T tokens that repeat the first 64, so that rows of the large call must have the bits of the
+/// small one.
 TEST(CudaCase11ManyRows, OffsetsPassTwoToThe31Elements) {
   constexpr std::int64_t kTokens = 40000, kHidden = 7168, kSmall = 64;
   std::size_t free = 0, total = 0;
@@ -643,8 +639,8 @@ TEST(CudaCase11ManyRows, OffsetsPassTwoToThe31Elements) {
   }
 }
 
-/// Weights of E experts in guarded buffers; tokens go to the last expert alone. Its results must have
-/// the bits of a layer of that one expert.
+/// Weights of E experts in guarded buffers; tokens go to the last expert alone. Its results must
+/// have the bits of a layer of that one expert.
 TEST(CudaCase12HugeExpertWeights, TheLastExpertLiesBeyondTwoToThe31Elements) {
   constexpr std::int64_t kExperts = 512, kHidden = 5120, kIntermediate = 2048, kTokens = 40;
   std::size_t free = 0, total = 0;

@@ -56,6 +56,7 @@ class ArrivedRows {
       if (!all_in_place_ && (in_place_ >> i & 1U) == 0) await_block(blocks.first + i);
     }
     in_place_ = 0;
+    is_first_tile_ = false;
     device::fence_async_global();
     all_fenced_ = all_in_place_;
   }
@@ -78,6 +79,14 @@ class ArrivedRows {
         return;
       }
     }
+    device::CallControl* control = view_.control();
+    atomicAdd(
+        is_first_tile_ ? &as_counter(control->start_wait_ns) : &as_counter(control->later_wait_ns),
+        device::now_ns() - start);
+  }
+
+  static __device__ unsigned long long& as_counter(std::uint64_t& value) {
+    return reinterpret_cast<unsigned long long&>(value);
   }
 
   /// The first thread to fail the call reports.
@@ -100,6 +109,7 @@ class ArrivedRows {
   const PullProgress* progress_;
   bool all_in_place_ = false;
   bool all_fenced_ = false;
+  bool is_first_tile_ = true;
   std::uint32_t in_place_ = 0;  ///< bit i: block i of the next tile was seen complete
 };
 
