@@ -38,6 +38,14 @@ TEST(TensorView, ContiguousStridesAndDescription) {
   EXPECT_EQ(describe(ConstTensorView{}), "absent");
 }
 
+TEST(TensorView, MoreDimensionsThanItHoldsAreRefused) {
+  float data[1] = {};
+  EXPECT_THROW(tensor_view(data, {1, 1, 1, 1}), Error);
+  ConstTensorView broken = tensor_view(static_cast<const float*>(data), {1, 1, 1});
+  broken.num_dims = 9;
+  EXPECT_EQ(describe(broken), "fp32 [1, 1, 1] with strides [1, 1, 1]");
+}
+
 TEST(TensorView, HalvesOfAFusedWeightAreReadInPlace) {
   bf16 data[2 * 6 * 4] = {};
   const TensorView up = expert_rows(tensor_view(data, {2, 6, 4}), 3, 3);

@@ -20,19 +20,15 @@
 namespace megamoe::verify {
 
 /// Ends a test that gives the layer host memory, or asks for what the CPU backend alone does.
-#define MEGAMOE_ON_CPU_ONLY(reason)                             \
-  if (::megamoe::verify::default_backend() != Backend::cpu) {   \
-    GTEST_SKIP() << "on the CPU backend only: " << (reason);    \
+#define MEGAMOE_ON_CPU_ONLY(reason)                           \
+  if (::megamoe::verify::default_backend() != Backend::cpu) { \
+    GTEST_SKIP() << "on the CPU backend only: " << (reason);  \
   }
 
-/// `wanted` channels where the backend under test takes any number, else the next one that it takes.
+/// `wanted` channels where the backend under test takes any number, else the next one that it
+/// takes.
 inline std::int64_t channels(std::int64_t wanted) {
   return default_backend() == Backend::cpu ? wanted : round_up(wanted, 64);
-}
-
-/// Whether the backend under test has the activation.
-inline bool has_activation(ActivationKind kind) {
-  return default_backend() == Backend::cpu || kind == ActivationKind::swiglu;
 }
 
 /// H = I = 64, E = 8, K = 2 with these tokens on the ranks.

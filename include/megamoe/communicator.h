@@ -37,7 +37,8 @@ class Communicator {
 
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int size() const = 0;
-  /// The CUDA device whose memory allocate_symmetric() gives; kHostMemory where it gives the host's.
+  /// The CUDA device whose memory allocate_symmetric() gives; kHostMemory where it gives the
+  /// host's.
   [[nodiscard]] virtual int device() const { return kHostMemory; }
   static constexpr int kHostMemory = -1;
 
@@ -54,8 +55,8 @@ class Communicator {
   /// fails.
   virtual std::unique_ptr<SymmetricHeap> allocate_symmetric(std::size_t bytes,
                                                             double deadline_s) = 0;
-  /// Throws peer_failed where a rank has failed or left, deadline_exceeded where the group is broken.
-  /// Waits for nobody, and may be called while peers are elsewhere.
+  /// Throws peer_failed where a rank has failed or left, deadline_exceeded where the group is
+  /// broken. Waits for nobody, and may be called while peers are elsewhere.
   virtual void throw_if_peer_left() const {}
   /// Tells the peers that this rank cannot go on; what they wait for fails with `reason`.
   virtual void abort(const std::string& reason) noexcept = 0;

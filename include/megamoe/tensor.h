@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "megamoe/bf16.h"
+#include "megamoe/error.h"
 
 namespace megamoe {
 
@@ -69,6 +70,11 @@ constexpr DType dtype_of() {
 
 template <class View, class Pointer>
 View contiguous_view(Pointer data, DType dtype, std::initializer_list<std::int64_t> sizes) {
+  if (sizes.size() > kMaxTensorRank) {
+    throw Error(ErrorCode::invalid_argument, "tensor_view takes at most " +
+                                                 std::to_string(kMaxTensorRank) + " sizes, not " +
+                                                 std::to_string(sizes.size()));
+  }
   View view;
   view.data = data;
   view.dtype = dtype;
@@ -84,7 +90,8 @@ View contiguous_view(Pointer data, DType dtype, std::initializer_list<std::int64
 }
 }  // namespace detail
 
-/// A contiguous row-major view; the dtype follows from the pointer. At most three dimensions.
+/// A contiguous row-major view; the dtype follows from the pointer. Throws Error (invalid_argument)
+/// for more than three dimensions.
 template <class T>
 TensorView tensor_view(T* data, std::initializer_list<std::int64_t> sizes) {
   return detail::contiguous_view<TensorView>(data, detail::dtype_of<T>(), sizes);

@@ -41,8 +41,8 @@ struct GpuSymmetricLayout {
   Region<device::CallHeader> headers_2R;  ///< written by rank r
   Region<std::int32_t> counts_2RE;        ///< row r written by rank r
   SymmetricLayout exchange;
-  Region<std::int32_t> first_pull_E;      ///< E + 1: where the rank's pulls begin that need each
-                                          ///< expert first, and their end
+  Region<std::int32_t> first_pull_E;  ///< E + 1: where the rank's pulls begin that need each
+                                      ///< expert first, and their end
   std::int64_t bytes = 0;
 };
 
@@ -65,11 +65,11 @@ struct CallPlanLayout {
   Region<std::int32_t> ids_TK;
   Region<float> weights_TK;
   Region<std::int32_t> counts_RE;
-  Region<std::int64_t> expert_begin;    ///< e + 1
-  Region<std::int32_t> group_begin_e;   ///< the same as products read them, and
-  Region<std::int32_t> group_count_e;   ///< rows without padding; all 0 where the call failed
-  Region<std::int32_t> kept_count_e;    ///< rows of the group whose g and u are kept, and
-  Region<std::int32_t> other_begin_e;   ///< the group's other rows, which follow them
+  Region<std::int64_t> expert_begin;   ///< e + 1
+  Region<std::int32_t> group_begin_e;  ///< the same as products read them, and
+  Region<std::int32_t> group_count_e;  ///< rows without padding; all 0 where the call failed
+  Region<std::int32_t> kept_count_e;   ///< rows of the group whose g and u are kept, and
+  Region<std::int32_t> other_begin_e;  ///< the group's other rows, which follow them
   Region<std::int32_t> other_count_e;
   Region<std::uint64_t> forward_epoch;  ///< one; 0 where the forward call failed
   std::int64_t bytes = 0;
@@ -109,7 +109,8 @@ struct alignas(16) OrderedPull {
 /// How far the pulls of a call have come.
 struct PullProgress {
   std::uint32_t next;  ///< the next pull that nobody has taken
-  std::int32_t num_pulls;
+  std::uint32_t num_pulls;
+  std::uint32_t num_done;  ///< pulls of the first pass by warps that have done all of theirs
 };
 
 /// Most tokens that a rank pulls in a call: each fills at least one row.
@@ -157,7 +158,7 @@ inline PlanScratchLayout plan_scratch_layout(const WorkspaceDims& workspace) {
 /// What only the rank itself uses. The scratch lies first: its control block is that of all layers.
 struct GpuLocalLayout {
   PlanScratchLayout scratch;
-  LocalLayout rows;             ///< with padded_row_capacity() rows
+  LocalLayout rows;              ///< with padded_row_capacity() rows
   Region<std::byte> spare_plan;  ///< for calls that the host refuses before they have a plan
   std::int64_t bytes = 0;
 };

@@ -78,8 +78,8 @@ class ThreadGroup {
       if (order > 0 && (first < 0 || order < departure_[first].order)) first = peer;
     }
     if (first < 0) return;
-    throw Error(ErrorCode::peer_failed, "rank " + std::to_string(first) + " has left (" +
-                                            departure_[first].reason + ")");
+    throw Error(ErrorCode::peer_failed,
+                "rank " + std::to_string(first) + " has left (" + departure_[first].reason + ")");
   }
 
  private:

@@ -15,9 +15,9 @@ int resolved_num_threads(const LayerConfig& config, int num_ranks) {
 }
 
 std::byte* allocate(std::int64_t bytes) {
-  auto* memory = static_cast<std::byte*>(::operator new[](
-      static_cast<std::size_t>(bytes), std::align_val_t{RegionAllocator::kAlignment},
-      std::nothrow));
+  auto* memory = static_cast<std::byte*>(
+      ::operator new[](static_cast<std::size_t>(bytes),
+                       std::align_val_t{RegionAllocator::kAlignment}, std::nothrow));
   if (memory == nullptr) {
     throw Error(ErrorCode::out_of_memory,
                 "could not allocate a workspace of " + std::to_string(bytes) + " bytes");

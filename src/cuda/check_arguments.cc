@@ -27,9 +27,9 @@ void check_device(int device, const ConstTensorView& tensor, const char* name) {
                 std::string(name) + " lies in host memory; the layer's rank is" + where);
   }
   if (attributes.device != device) {
-    throw Error(ErrorCode::invalid_argument,
-                std::string(name) + " lies on device " + std::to_string(attributes.device) +
-                    "; the layer's rank is" + where);
+    throw Error(ErrorCode::invalid_argument, std::string(name) + " lies on device " +
+                                                 std::to_string(attributes.device) +
+                                                 "; the layer's rank is" + where);
   }
 }
 
@@ -50,8 +50,10 @@ void check_rows(int device, const ConstTensorView& tensor, const char* name) {
     const std::int64_t bytes = tensor.strides[dim] * dtype_bytes(tensor.dtype);
     if (tensor.sizes[dim] > 1 && bytes % kAlignment != 0) {
       throw Error(ErrorCode::invalid_argument,
-                  std::string(name) + " must have strides of a multiple of 16 bytes on the cuda "
-                                      "backend, is " + describe(tensor));
+                  std::string(name) +
+                      " must have strides of a multiple of 16 bytes on the cuda "
+                      "backend, is " +
+                      describe(tensor));
     }
   }
 }

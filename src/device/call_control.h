@@ -61,6 +61,10 @@ struct CallControl {
   std::uint64_t first_bad_slot;   ///< the lowest index into ids [T, K] that holds a bad id
   std::uint32_t call_failed;      ///< the kernels of this call write no output
   std::uint32_t failed_for_good;  ///< no later call waits or writes output
+  /// For measurements: how long loaders of overlapping products have waited for rows, the sum over
+  /// their CTAs and all calls; before a CTA's first tile, and before later ones.
+  std::uint64_t start_wait_ns;
+  std::uint64_t later_wait_ns;
 };
 inline constexpr std::uint64_t kNoBadSlot = ~std::uint64_t{0};
 

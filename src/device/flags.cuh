@@ -34,6 +34,14 @@ __device__ inline std::uint32_t acquire(const std::uint32_t* counter) {
   return value;
 }
 
+/// Four counters by one load, each acquired; 16-byte aligned.
+__device__ inline void acquire_four(const std::uint32_t* counters, std::uint32_t (&values)[4]) {
+  asm volatile("ld.acquire.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
+               : "l"(counters)
+               : "memory");
+}
+
 __device__ inline std::uint64_t now_ns() {
   std::uint64_t time;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));

@@ -17,8 +17,8 @@ __device__ inline void signal_peers(const RankView& view, device::Signal what) {
                             device::signal_value(*view.control()));
 }
 
-/// If any thread has a failure, the lowest such thread reports its own (with `record`) and fails the
-/// call. Returns whether there was one, the same in all threads.
+/// If any thread has a failure, the lowest such thread reports its own (with `record`) and fails
+/// the call. Returns whether there was one, the same in all threads.
 __device__ inline bool fail_call(const RankView& view, const device::FailureRecord& failure,
                                  bool record = true) {
   __shared__ int lowest;

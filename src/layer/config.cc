@@ -50,14 +50,8 @@ void validate_cuda(const LayerConfig& config, int num_ranks) {
   const std::int64_t padding = kGpuRowAlignment * shape.num_experts;
   const std::int64_t most_rows = std::numeric_limits<std::int32_t>::max() - padding;
   supported(shape.max_tokens <= most_rows / num_ranks / shape.top_k, "shape.max_tokens",
-            shape.max_tokens,
-            "max_tokens * top_k of all ranks below " + std::to_string(most_rows));
+            shape.max_tokens, "max_tokens * top_k of all ranks below " + std::to_string(most_rows));
   supported(config.num_sms != 1, "num_sms", config.num_sms, "0 or at least 2");
-  if (config.activation.kind != ActivationKind::swiglu) {
-    throw Error(ErrorCode::unsupported,
-                std::string("activation.kind is ") + to_string(config.activation.kind) +
-                    "; the cuda backend has kernels for swiglu");
-  }
 }
 
 /// A number cast to an enumeration need not be one of its values.

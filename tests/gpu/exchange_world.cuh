@@ -92,7 +92,8 @@ class ExchangeWorld {
     const std::vector<std::byte> whole = gpu.symmetric.download();
     const std::int64_t begin = gpu.view.symmetric.exchange.staged_rows_TH.offset;
     const std::int64_t at =
-        first_difference(host_.symmetric(r), std::vector<std::byte>(whole.begin() + begin, whole.end()), layout.bytes);
+        first_difference(host_.symmetric(r),
+                         std::vector<std::byte>(whole.begin() + begin, whole.end()), layout.bytes);
     EXPECT_EQ(at, -1) << "symmetric memory: destination_begin at "
                       << layout.destination_begin.offset << ", tokens " << layout.pull_tokens.offset
                       << ", slots " << layout.pull_slots.offset << ", rows "

@@ -1,5 +1,3 @@
-#include "bench/cuda_layer_bench.h"
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -7,6 +5,7 @@
 #include <mutex>
 #include <thread>
 
+#include "bench/cuda_layer_bench.h"
 #include "bench/dense_product.h"
 #include "cuda/workspace.h"
 #include "layer/workspace.h"
@@ -22,6 +21,10 @@ using cuda::DeviceMemory;
 
 constexpr int kNumWarmups = 4;
 constexpr int kNumStagePasses = 5;
+// A chip lowers its clock within tens of milliseconds of full load, so what is to be compared (the
+// layer, other layers, dense products) runs in bursts of about this length, each after a pause.
+constexpr double kBurstMs = 40.0;
+constexpr std::chrono::milliseconds kPause{200};
 
 __device__ std::uint32_t mixed(std::uint64_t value) {
   value = (value ^ (value >> 31)) * 0x7fb5d329728ea185ULL;
@@ -109,7 +112,9 @@ struct RankTensors {
             experts()};
   }
   ForwardOutput forward_output() { return {y.view<bf16>({T, H})}; }
-  BackwardInput backward_input() { return {x.view<bf16>({T, H}), dy.view<bf16>({T, H}), experts()}; }
+  BackwardInput backward_input() {
+    return {x.view<bf16>({T, H}), dy.view<bf16>({T, H}), experts()};
+  }
   BackwardOutput backward_output() {
     const auto gradient = [&](DeviceTensor& tensor, std::initializer_list<std::int64_t> sizes) {
       return stores_bf16 ? tensor.view<bf16>(sizes) : tensor.view<float>(sizes);
@@ -161,6 +166,27 @@ std::map<std::string, double> medians(std::map<std::string, SamplesMs> samples) 
   return result;
 }
 
+/// The sum of the waits of all CTAs so far, ms.
+struct Waits {
+  double start_ms = 0.0;
+  double later_ms = 0.0;
+};
+Waits waits_of(const cuda::CudaWorkspace& workspace, cudaStream_t stream) {
+  device::CallControl control{};
+  check(cudaMemcpyAsync(&control, workspace.local.data(), sizeof(control), cudaMemcpyDeviceToHost,
+                        stream),
+        "the waits of a pass");
+  check(cudaStreamSynchronize(stream), "the waits of a pass");
+  return {static_cast<double>(control.start_wait_ns) * 1e-6,
+          static_cast<double>(control.later_wait_ns) * 1e-6};
+}
+
+int num_multiprocessors(int device) {
+  int count = 0;
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "multiprocessors");
+  return count;
+}
+
 void add_stages(cuda::StageClock& clock, std::map<std::string, SamplesMs>& samples) {
   std::map<std::string, double> sums;
   for (const cuda::StageClock::Stage& stage : clock.take()) sums[stage.name] += stage.ms;
@@ -197,20 +223,39 @@ CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
       end.record(stream.get());
       layer.check({stream.get()});
     };
-    for (int repeat = -kNumWarmups; repeat < num_repeats; ++repeat) {
+    for (int warm_up = 0; warm_up < kNumWarmups; ++warm_up) pass();
+    float burst_passes = 0.0F;  // rank 0 decides
+    if (rank == 0) {
+      burst_passes = std::max(1.0F, static_cast<float>(std::floor(kBurstMs / end.ms_since(start))));
+    }
+    group->all_reduce_sum(&burst_passes, 1, "the length of a burst", config.entry_deadline_s);
+    for (int repeat = 0; repeat < num_repeats; ++repeat) {
+      if (repeat % static_cast<int>(burst_passes) == 0) {
+        std::this_thread::sleep_for(kPause);
+        pass();
+      }
       pass();
-      if (repeat < 0) continue;
       forward_RS[rank][repeat] = middle.ms_since(start);
       backward_RS[rank][repeat] = end.ms_since(middle);
     }
-    cuda::StageClock& clock = static_cast<cuda::CudaWorkspace&>(*workspace.impl().memory).stages;
+    auto& memory = static_cast<cuda::CudaWorkspace&>(*workspace.impl().memory);
+    cuda::StageClock& clock = memory.stages;
     clock.switch_on();
+    SamplesMs start_shares, exposed_shares;
     std::map<std::string, SamplesMs> forward_stages, backward_stages;
     for (int repeat = 0; repeat < kNumStagePasses; ++repeat) {
+      if (repeat % 2 == 0) std::this_thread::sleep_for(kPause);
       check(cudaStreamSynchronize(stream.get()), "a timed pass");
+      group->barrier("a timed pass", config.entry_deadline_s);
+      const Waits before = waits_of(memory, stream.get());
       group->barrier("a timed pass", config.entry_deadline_s);
       call = layer.forward(tensors.forward_input(), tensors.forward_output(), {stream.get()});
       add_stages(clock, forward_stages);
+      const Waits after = waits_of(memory, stream.get());
+      const double products_ms = num_multiprocessors(device) *
+                                 (forward_stages["gate_up"].back() + forward_stages["down"].back());
+      start_shares.push_back((after.start_ms - before.start_ms) / products_ms);
+      exposed_shares.push_back((after.later_ms - before.later_ms) / products_ms);
       group->barrier("a timed pass", config.entry_deadline_s);
       layer.backward(call, tensors.backward_input(), tensors.backward_output(), {stream.get()});
       add_stages(clock, backward_stages);
@@ -219,6 +264,8 @@ CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
     if (rank == 0) {
       times.forward_stages_ms = medians(forward_stages);
       times.backward_stages_ms = medians(backward_stages);
+      times.start_share = summarize(start_shares).median_ms;
+      times.exposed_share = summarize(exposed_shares).median_ms;
     }
     group->barrier("the end of a benchmark", config.entry_deadline_s);
   });
@@ -237,12 +284,13 @@ CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
 
 double dense_tflops(int num_ranks) {
   constexpr std::int64_t kSize = 8192;
-  constexpr int kNumRepeats = 13;
-  constexpr int kNumIgnored = 3;
+  constexpr int kNumRepeats = 27;  // about a burst
+  constexpr int kNumIgnored = 2;
   double slowest = 0.0;
   for (int device = 0; device < std::min(num_ranks, num_cuda_devices()); ++device) {
     const CurrentDevice current(device);
-    DeviceTensor a(device, kSize * kSize, 2), b(device, kSize * kSize, 2), c(device, kSize * kSize, 2);
+    DeviceTensor a(device, kSize * kSize, 2), b(device, kSize * kSize, 2),
+        c(device, kSize * kSize, 2);
     a.fill(1.0F, 1);
     b.fill(1.0F, 2);
     check(cudaDeviceSynchronize(), "random matrices");
@@ -251,6 +299,7 @@ double dense_tflops(int num_ranks) {
     if (!product.is_available()) return 0.0;
     Event start, end;
     SamplesMs samples;
+    std::this_thread::sleep_for(kPause);
     for (int repeat = 0; repeat < kNumRepeats; ++repeat) {
       start.record(stream.get());
       product.multiply(kSize, a.view<bf16>({kSize, kSize}).data, b.view<bf16>({kSize, kSize}).data,

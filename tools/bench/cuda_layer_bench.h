@@ -18,11 +18,17 @@ struct CudaLayerTimes {
   /// Medians of passes of their own, because looking costs a little; rank 0's.
   std::map<std::string, double> forward_stages_ms;
   std::map<std::string, double> backward_stages_ms;
+  /// Of the time of the products of the forward pass, mean over multiprocessors: how long a loader
+  /// waits for rows before its first tile, and before later tiles (0 without overlap). Medians;
+  /// rank 0's.
+  double start_share = 0.0;
+  double exposed_share = 0.0;
 };
 
-/// Runs `num_repeats` passes after four that are not counted. Every rank has
-/// config.shape.max_tokens tokens; `ids_RTK` holds each rank's ids. Inputs are random at unit scale,
-/// weights at 1/sqrt(fan in). Throws Error.
+/// Runs `num_repeats` passes in bursts of about 40 ms, each after a pause and a pass that is not
+/// counted: the chip's clock falls under sustained load. Every rank has
+/// config.shape.max_tokens tokens; `ids_RTK` holds each rank's ids. Inputs are random at unit
+/// scale, weights at 1/sqrt(fan in). Throws Error.
 CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
                                   const std::vector<std::vector<std::int32_t>>& ids_RTK,
                                   int num_repeats);

@@ -27,8 +27,7 @@ Library open() {
   for (const char* file : {"libcublas.so.13", "libcublas.so.12"}) {
     void* handle = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) continue;
-    library.create =
-        reinterpret_cast<decltype(library.create)>(dlsym(handle, "cublasCreate_v2"));
+    library.create = reinterpret_cast<decltype(library.create)>(dlsym(handle, "cublasCreate_v2"));
     library.destroy =
         reinterpret_cast<decltype(library.destroy)>(dlsym(handle, "cublasDestroy_v2"));
     library.set_stream =

@@ -136,8 +136,8 @@ void print_cuda_pass(const CudaLayerResult& result, const char* name, const Samp
                      const std::map<std::string, double>& stages_ms) {
   const Summary summary = summarize(samples_ms);
   const double rate = gpu_tflops(result, flops, summary.median_ms);
-  std::printf("  %-9s%8.3f ms [%.3f, %.3f]  %6.1f TFLOP/s", name, summary.median_ms,
-              summary.min_ms, summary.max_ms, rate);
+  std::printf("  %-9s%8.3f ms [%.3f, %.3f]  %6.1f TFLOP/s", name, summary.median_ms, summary.min_ms,
+              summary.max_ms, rate);
   if (dense_tflops > 0) std::printf("  %.3f P", rate / dense_tflops);
   std::printf("\n           ");
   for (const auto& [stage, ms] : stages_ms) std::printf(" %s %.3f", stage.c_str(), ms);
@@ -167,9 +167,13 @@ void print_cuda_result(const CudaLayerResult& result, double dense_tflops) {
       static_cast<long long>(shape.intermediate_dim), shape.num_experts, shape.top_k,
       result.num_ranks, static_cast<long long>(shape.max_tokens),
       to_text(result.config.memory_mode), result.config.overlap == Overlap::on ? "on" : "off");
-  print_cuda_pass(result, "forward", result.times.forward_ms,
-                  forward_flops(result.num_rows, shape), dense_tflops,
-                  result.times.forward_stages_ms);
+  print_cuda_pass(result, "forward", result.times.forward_ms, forward_flops(result.num_rows, shape),
+                  dense_tflops, result.times.forward_stages_ms);
+  if (result.config.overlap == Overlap::on) {
+    std::printf(
+        "            rows awaited: %.1f%% of the products' time, and %.1f%% at their start\n",
+        100.0 * result.times.exposed_share, 100.0 * result.times.start_share);
+  }
   print_cuda_pass(result, "backward", result.times.backward_ms,
                   backward_flops(result.num_rows, shape), dense_tflops,
                   result.times.backward_stages_ms);
@@ -203,6 +207,8 @@ nlohmann::ordered_json to_cuda_record(const CudaLayerResult& result, double dens
        gpu_tflops(result, forward_flops(result.num_rows, shape), forward.median_ms)},
       {"backward_tflops",
        gpu_tflops(result, backward_flops(result.num_rows, shape), backward.median_ms)},
+      {"exposed_share", result.times.exposed_share},
+      {"start_share", result.times.start_share},
       {"forward_stages_ms", result.times.forward_stages_ms},
       {"backward_stages_ms", result.times.backward_stages_ms},
       {"commit", build.commit},

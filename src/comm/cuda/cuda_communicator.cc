@@ -173,14 +173,13 @@ Place place_of(int device) {
   place.outcome = outcome_of([&] {
     const int count = num_cuda_devices();
     if (device < 0 || device >= count) {
-      throw Error(ErrorCode::invalid_argument,
-                  "device is " + std::to_string(device) + "; this process sees " +
-                      std::to_string(count) + " CUDA devices");
+      throw Error(ErrorCode::invalid_argument, "device is " + std::to_string(device) +
+                                                   "; this process sees " + std::to_string(count) +
+                                                   " CUDA devices");
     }
     cudaDeviceProp properties{};
     cuda::check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
-    const device::Capability capability =
-        device::capability_of(properties.major, properties.minor);
+    const device::Capability capability = device::capability_of(properties.major, properties.minor);
     if (!capability.can_run) {
       throw Error(ErrorCode::unsupported, "device " + std::to_string(device) + " (" +
                                               properties.name + "): " + capability.reason);
@@ -221,7 +220,8 @@ class CudaCommunicator final : public Communicator {
     const Place mine = place_of(device);
     std::vector<Place> places(group.size());
     group.all_gather(&mine, places.data(), sizeof(mine), kWhat, kConstructionDeadlineS);
-    for (int rank = 0; rank < size(); ++rank) throw_if_failed(places[rank].outcome, rank, group.rank());
+    for (int rank = 0; rank < size(); ++rank)
+      throw_if_failed(places[rank].outcome, rank, group.rank());
     if (arrangement_of(places) == Arrangement::one_device) return;
 
     struct IdRecord {
@@ -278,8 +278,8 @@ class CudaCommunicator final : public Communicator {
     try {
       work();
     } catch (const Error& error) {
-      const bool peers_gone = error.code() == ErrorCode::peer_failed ||
-                              error.code() == ErrorCode::deadline_exceeded;
+      const bool peers_gone =
+          error.code() == ErrorCode::peer_failed || error.code() == ErrorCode::deadline_exceeded;
       if (peers_gone && nccl_group_ != nullptr) nccl_group_->fail();
       throw;
     }

@@ -1,8 +1,7 @@
 // NCCL 2.28 tells the addresses to device code only.
-#include "comm/cuda/lsa_pointers.h"
-
 #include <nccl_device.h>
 
+#include "comm/cuda/lsa_pointers.h"
 #include "cuda/runtime.h"
 
 namespace megamoe::nccl {
@@ -23,8 +22,7 @@ std::vector<std::byte*> lsa_pointers(ncclWindow_t window, int num_ranks) {
   const cuda::DeviceMemory on_device(device, static_cast<std::int64_t>(bytes), "window addresses");
   cudaStream_t stream = nullptr;
   cuda::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-  read_pointers<<<1, 1, 0, stream>>>(window, num_ranks,
-                                     reinterpret_cast<void**>(on_device.data()));
+  read_pointers<<<1, 1, 0, stream>>>(window, num_ranks, reinterpret_cast<void**>(on_device.data()));
   std::vector<std::byte*> pointers(num_ranks);
   cudaMemcpyAsync(pointers.data(), on_device.data(), bytes, cudaMemcpyDeviceToHost, stream);
   const cudaError_t status = cudaStreamSynchronize(stream);

@@ -15,9 +15,9 @@ std::string version_text(int version) {
 }
 
 [[noreturn]] void refuse(const std::string& why) {
-  throw Error(ErrorCode::unsupported,
-              "ranks on several devices need NCCL " + version_text(kLeastVersion) +
-                  " or newer (PyPI: nvidia-nccl-cu13): " + why);
+  throw Error(ErrorCode::unsupported, "ranks on several devices need NCCL " +
+                                          version_text(kLeastVersion) +
+                                          " or newer (PyPI: nvidia-nccl-cu13): " + why);
 }
 
 template <class Function>

@@ -103,7 +103,8 @@ __global__ __launch_bounds__(kMoverThreads) void order_kernel(const __grid_const
                                   view.routing().experts_per_rank(),
                                   [](int source, int expert) { return begins(source, expert); });
   if (blockIdx.x == 0 && threadIdx.x == 0) {
-    *view.scratch_layout.pull_progress.in(view.scratch) = {0, order.num_tokens()};
+    *view.scratch_layout.pull_progress.in(view.scratch) = {
+        0, static_cast<std::uint32_t>(order.num_tokens()), 0};
   }
   start_counters(view, plan);
   write_pulls(view, rows, order);

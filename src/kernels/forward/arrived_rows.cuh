@@ -13,30 +13,57 @@
 
 namespace megamoe::products {
 
-/// One thread's view of the counters. Blocks of the next tile are looked at while this tile's
-/// stages are filled, one for each stage: an acquiring load takes about half a microsecond, which
-/// the ring covers, and four of them in a row it would not.
+/// One thread's view of the counters. An acquiring load takes about as long as the ring covers, so
+/// four of them in a row before a tile's first load would be felt at every tile. Hence blocks of
+/// the next tile are looked at while this tile's stages are filled, a load a stage, four counters a
+/// load; and once all pulls are done, nothing is looked at any more.
 class ArrivedRows {
  public:
   __device__ explicit ArrivedRows(const gpu::RankView& view)
-      : view_(view), rows_arrived_(view.scratch_layout.rows_arrived.in(view.scratch)) {}
+      : view_(view),
+        rows_arrived_(view.scratch_layout.rows_arrived.in(view.scratch)),
+        progress_(view.scratch_layout.pull_progress.in(view.scratch)) {}
 
-  __device__ void look_ahead(const schedule::BlockRange& next, int k_block) {
-    if (k_block < next.count && is_complete(next.first + k_block)) in_place_ |= 1U << k_block;
+  /// Look number `look` of kLooks at the next tile's blocks.
+  static constexpr int kLooks = 3;
+  __device__ void look_ahead(const schedule::BlockRange& next, int look) {
+    if (all_in_place_) return;
+    if (look == kLooks - 1) {
+      all_in_place_ =
+          device::acquire<device::Reach::gpu>(&progress_->num_done) == progress_->num_pulls;
+      return;
+    }
+    // A tile touches at most four blocks, so at most two aligned groups of four.
+    const int first = next.first / kGroup * kGroup + look * kGroup;
+    if (first >= next.first + next.count) return;
+    std::uint32_t counters[kGroup];
+    device::acquire_four(rows_arrived_ + first, counters);
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      const int block = first + i - next.first;
+      if (block >= 0 && block < next.count && counters[i] >= schedule::kRowsPerBlock) {
+        in_place_ |= 1U << block;
+      }
+    }
   }
 
   /// Waits for the blocks that look_ahead() has not seen complete; then the copy engine may read
   /// them. On a missed deadline the call fails and all loads fall through: what they bring is never
   /// used.
   __device__ void await(const schedule::BlockRange& blocks) {
+    if (all_fenced_) return;
     for (int i = 0; i < blocks.count; ++i) {
-      if ((in_place_ >> i & 1U) == 0) await_block(blocks.first + i);
+      if (!all_in_place_ && (in_place_ >> i & 1U) == 0) await_block(blocks.first + i);
     }
     in_place_ = 0;
+    is_first_tile_ = false;
     device::fence_async_global();
+    all_fenced_ = all_in_place_;
   }
 
  private:
+  static constexpr int kGroup = 4;
+
   [[nodiscard]] __device__ bool is_complete(int block) const {
     return device::acquire<device::Reach::gpu>(rows_arrived_ + block) >= schedule::kRowsPerBlock;
   }
@@ -52,6 +79,14 @@ class ArrivedRows {
         return;
       }
     }
+    device::CallControl* control = view_.control();
+    atomicAdd(
+        is_first_tile_ ? &as_counter(control->start_wait_ns) : &as_counter(control->later_wait_ns),
+        device::now_ns() - start);
+  }
+
+  static __device__ unsigned long long& as_counter(std::uint64_t& value) {
+    return reinterpret_cast<unsigned long long&>(value);
   }
 
   /// The first thread to fail the call reports.
@@ -71,6 +106,10 @@ class ArrivedRows {
 
   const gpu::RankView& view_;
   const std::uint32_t* rows_arrived_;
+  const PullProgress* progress_;
+  bool all_in_place_ = false;
+  bool all_fenced_ = false;
+  bool is_first_tile_ = true;
   std::uint32_t in_place_ = 0;  ///< bit i: block i of the next tile was seen complete
 };
 
@@ -86,25 +125,28 @@ __device__ inline schedule::BlockRange blocks_of_tile(const GroupedTile& tile, i
   }
 }
 
-/// load_role, but for the waiting.
+/// load_role, but for the waiting. `next` is shared memory of this thread's own: in registers the
+/// next tile beside the present one would spill.
 template <RowProduct kProduct, Shared kShared>
 __device__ inline void load_arrived_role(const gpu::RankView& view, const RowProductParams& params,
-                                         SharedStorage& shared, int cta_rank) {
+                                         SharedStorage& shared, GroupedTile& next, int cta_rank) {
   GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank);
   ArrivedRows arrived(view);
   StageRing ring;
-  GroupedTile next;
-  bool has_next = walk.next(next);
+  GroupedTile tile;
+  bool has_next = walk.next(tile);
   while (has_next) {
-    const GroupedTile tile = next;
     arrived.await(blocks_of_tile<kShared>(tile, cta_rank));
-    has_next = walk.next(next);
-    const schedule::BlockRange next_blocks =
-        has_next ? blocks_of_tile<kShared>(next, cta_rank) : schedule::BlockRange{};
+    GroupedTile after;
+    has_next = walk.next(after);
+    if (has_next) next = after;
     for (int k_block = 0; k_block < params.num_k_blocks; ++k_block) {
       load_stage<kProduct, kShared>(params, shared, tile, k_block, cta_rank, ring);
-      arrived.look_ahead(next_blocks, k_block);
+      if (has_next && k_block < ArrivedRows::kLooks) {
+        arrived.look_ahead(blocks_of_tile<kShared>(next, cta_rank), k_block);
+      }
     }
+    tile = next;
   }
 }
 

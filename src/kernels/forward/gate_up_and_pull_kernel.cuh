@@ -11,16 +11,18 @@
 
 namespace megamoe::products {
 
+using GateUpPullShared = gpu::PullShared<gpu::kGateUpChunkBytes>;
+
 template <RowProduct kProduct, Shared kShared, class Activation>
 __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThreads, 1)
     gate_up_and_pull_kernel(const __grid_constant__ RowProductParams params,
                             const __grid_constant__ Activation activation,
                             const __grid_constant__ gpu::RankView view,
                             const __grid_constant__ gpu::PullParams pull_params) {
-  static_assert(kIsGateUp<kProduct>);
+  static_assert(kIsGateUp<kProduct> || kIsUngatedUp<kProduct>);
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  gpu::PullShared& pull_shared = beside_stages<gpu::PullShared>(shared_bytes);
+  GateUpPullShared& pull_shared = beside_stages<SharedStorage, GateUpPullShared>(shared_bytes);
   const int warp = device::warp_idx();
   const int cta_rank = static_cast<int>(device::cluster_cta_rank());
 
@@ -36,7 +38,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
     device::release_registers_to<kProducerRegisters>();
     if (warp == static_cast<int>(ProducerWarp::loads)) {
       if (device::elect_one()) {
-        load_arrived_role<kProduct, kShared>(view, params, shared, cta_rank);
+        load_arrived_role<kProduct, kShared>(view, params, shared, pull_shared.next_tile, cta_rank);
       }
     } else if (warp == static_cast<int>(ProducerWarp::pulls)) {
       gpu::pull_role(view, pull_params, pull_shared);

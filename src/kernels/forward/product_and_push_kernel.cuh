@@ -1,5 +1,5 @@
 // down, and dx of the backward pass, whose rows leave for their sources at once: the kernel of
-// products/row_product_kernel.cuh with store warps that push.
+// products/row_product_kernel.cuh with three warps that push in place of two that store.
 //
 // Read next: push_role.cuh.
 #pragma once
@@ -16,13 +16,13 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
                             const __grid_constant__ gpu::RankView view, const RowOrigin* origin_C) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  PushShared& push_shared = beside_stages<PushShared>(shared_bytes);
+  PushShared& push_shared = beside_stages<SharedStorage, PushShared>(shared_bytes);
   const int warp = device::warp_idx();
   const int cta_rank = static_cast<int>(device::cluster_cta_rank());
   // A call may have failed after its groups were laid out: then there is nothing to do.
   const bool failed = view.control()->call_failed != 0;
 
-  if (warp == 0 && device::elect_one()) init_barriers(shared.barriers);
+  if (warp == 0 && device::elect_one()) init_barriers(shared.barriers, kNumPushWarps);
   if (warp == 1) {
     count_tiles<kShared>(params.rows, failed ? 0 : params.num_channel_tiles, shared.first_tile);
   }
@@ -33,8 +33,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
     device::release_registers_to<kProducerRegisters>();
     if (warp == static_cast<int>(ProducerWarp::loads)) {
       if (device::elect_one()) load_role<kProduct, kShared>(params, shared, cta_rank);
-    } else if (warp == static_cast<int>(ProducerWarp::stores_slot_0) ||
-               warp == static_cast<int>(ProducerWarp::stores_slot_1)) {
+    } else {
       push_role<kProduct, kShared>(view, origin_C, params, shared, push_shared, cta_rank,
                                    warp - static_cast<int>(ProducerWarp::stores_slot_0));
     }

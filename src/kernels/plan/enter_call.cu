@@ -264,7 +264,7 @@ __global__ __launch_bounds__(kThreads) void enter_kernel(const __grid_constant__
 }
 
 __global__ void reset_kernel(CallControl* control) {
-  *control = CallControl{0, device::kNoBadSlot, 0, 0};
+  *control = CallControl{0, device::kNoBadSlot, 0, 0, 0, 0};
 }
 
 }  // namespace

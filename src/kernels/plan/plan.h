@@ -34,8 +34,8 @@ void count_slots(const RankView& view, std::byte* plan, const RoutingInput& inpu
 void count_planned_slots(const RankView& view, std::byte* plan, std::int64_t num_tokens,
                          cudaStream_t stream);
 
-/// The first `kept_rows` rows of the row buffers, a multiple of 64, have g and u kept: divides every
-/// group into its rows among them and the others.
+/// The first `kept_rows` rows of the row buffers, a multiple of 64, have g and u kept: divides
+/// every group into its rows among them and the others.
 void split_groups(const RankView& view, std::byte* plan, std::int64_t kept_rows,
                   cudaStream_t stream);
 
@@ -47,8 +47,8 @@ void enter_call(const RankView& view, std::byte* plan, CallKind kind, std::uint6
                 std::int64_t num_tokens, cudaStream_t stream);
 
 /// Enters the call that peers make, or will make, next and fails it on every rank: this rank's host
-/// has found its arguments wrong or has an older failure to report. `code` is what peers throw; this
-/// rank records nothing. `plan` is overwritten.
+/// has found its arguments wrong or has an older failure to report. `code` is what peers throw;
+/// this rank records nothing. `plan` is overwritten.
 void refuse_call(const RankView& view, std::byte* plan, CallKind kind, ErrorCode code,
                  cudaStream_t stream);
 

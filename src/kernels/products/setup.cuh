@@ -6,8 +6,9 @@
 
 namespace megamoe::products {
 
-/// Barrier initialisation by one thread; a cluster barrier must follow before use.
-__device__ inline void init_barriers(Barriers& barriers) {
+/// Barrier initialisation by one thread; a cluster barrier must follow before use. `num_grants`
+/// warps grant a slot.
+__device__ inline void init_barriers(Barriers& barriers, std::uint32_t num_grants = 1) {
   for (int stage = 0; stage < kNumStages; ++stage) {
     device::init_barrier(device::shared_address(&barriers.stage_filled[stage]), 1);
     device::init_barrier(device::shared_address(&barriers.stage_free[stage]), kStageFreeArrivals);
@@ -15,7 +16,7 @@ __device__ inline void init_barriers(Barriers& barriers) {
   for (int slot = 0; slot < kMaxSlots; ++slot) {
     device::init_barrier(device::shared_address(&barriers.slot_filled[slot]), kWarpsPerWarpgroup);
     for (auto& granted : barriers.slot_granted)
-      device::init_barrier(device::shared_address(&granted[slot]), 1);
+      device::init_barrier(device::shared_address(&granted[slot]), num_grants);
   }
   device::publish_barrier_init();
 }
