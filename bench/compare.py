@@ -4,10 +4,11 @@
     python bench/compare.py --shapes qwen3-30b          # one rank
 
 Every layer starts after the router, from the same tokens, uniform random routing (seed = rank) and weights. The first
-results of all layers are compared before anything is timed. A sample is a forward and a backward call between events of
-the current stream, after a small all-reduce that starts the ranks together; figures are medians of --runs samples after
---warmups, of the slowest rank. TFLOP/s are those of one rank: 6*N*H*I FLOPs forward, 12*N*H*I backward, N = tokens * K,
-also where more are done (recompute). P is a dense 8192^3 product, timed as the layers are.
+results of all layers are compared before anything is timed. As `megamoe bench --backend cuda` does it, passes run in
+bursts of about 40 ms, each after a pause of 200 ms and a pass that is not counted, because the chip's clock falls under
+sustained load; ranks meet before every pass, and figures are medians over --runs passes of the slowest rank's time
+between events of the current stream. TFLOP/s are those of one rank: 6*N*H*I FLOPs forward, 12*N*H*I backward,
+N = tokens * K, also where more are done (recompute). P is a dense 8192^3 product, timed as the layers are.
 
 Records go to --json as they come, and `python -m megamoe.plot` draws them; the last thing printed is a table, where a
 ratio is the time of the last TorchTitan layer of the shape over the line's. --device cpu checks this program, on small
@@ -41,6 +42,8 @@ SHAPES = {
     "qwen3-235b": (4096, 1536, 128, 8),
     "deepseek-v3": (7168, 2048, 256, 8),
 }
+BURST_MS = 40.0
+PAUSE_S = 0.2
 #: Layers may differ by roundings to bf16 at other places.
 MOST_DIFFERENCE = 0.02
 
@@ -149,45 +152,58 @@ def check_results(problem, compared):
                 raise RuntimeError(f"{description}: {name} differs from the first layer's by {distance:.3g}")
 
 
-def start_together(device):
-    dist.all_reduce(torch.zeros(1, device=device))
-
-
-def slowest(values, device):
-    values = torch.tensor(values, device=device)
+def slowest(samples_ms, device):
+    """Of every pass the slowest rank's time."""
+    values = torch.tensor(samples_ms, device=device)
     dist.all_reduce(values, dist.ReduceOp.MAX)
     return values.tolist()
 
 
-def figures(samples_ms, device):
-    """Median, fastest and slowest, of the slowest rank."""
-    quartiles = [statistics.median(samples_ms), min(samples_ms), max(samples_ms)]
-    return [round(value, 4) for value in slowest(quartiles, device)]
+def time_passes(one_pass, arguments, device):
+    """[duration of each stage of the pass, ms]: one_pass(mark) marks its beginning and the end of every stage."""
+    clock = Clock(device)
+
+    def timed():
+        marks = []
+        clock.wait()
+        dist.barrier()
+        clock.wait()
+        one_pass(lambda: marks.append(clock.mark()))
+        clock.wait()
+        return slowest([clock.ms(*span) for span in zip(marks, marks[1:])], device)
+
+    for _ in range(arguments.warmups):
+        last = timed()
+    burst = max(1, int(BURST_MS / sum(last)))
+    samples = []
+    for index in range(arguments.runs):
+        if index % burst == 0:
+            time.sleep(PAUSE_S)
+            timed()
+        samples.append(timed())
+    return samples
 
 
 def measure(problem, forward, leaves, arguments, device):
     """{forward_ms, ...}"""
-    clock, marks = Clock(device), []
-    time.sleep(0.2)  # the chip's clock falls under sustained load: every layer starts from rest
-    for _ in range(arguments.warmups + arguments.runs):
-        start_together(device)
-        begin = clock.mark()
+
+    def one_pass(mark):
+        mark()
         y = forward()
-        middle = clock.mark()
+        mark()
         torch.autograd.grad(y, leaves, problem.dy)
-        marks.append((begin, middle, clock.mark()))
-        del y
-    clock.wait()
-    marks = marks[arguments.warmups :]
+        mark()
+
+    samples = time_passes(one_pass, arguments, device)
     record = {}
-    for name, flops, samples in (
-        ("forward", problem.forward_flops, [clock.ms(begin, middle) for begin, middle, _ in marks]),
-        ("backward", 2 * problem.forward_flops, [clock.ms(middle, end) for _, middle, end in marks]),
+    for stage, (name, flops) in enumerate(
+        (("forward", problem.forward_flops), ("backward", 2 * problem.forward_flops))
     ):
-        median, least, most = figures(samples, device)
+        of_stage = [sample[stage] for sample in samples]
+        median = statistics.median(of_stage)
         record |= {
-            f"{name}_ms": median,
-            f"{name}_ms_range": [least, most],
+            f"{name}_ms": round(median, 4),
+            f"{name}_ms_range": [round(min(of_stage), 4), round(max(of_stage), 4)],
             f"{name}_tflops": round(flops / median / 1e9, 1),
         }
     return record
@@ -197,15 +213,13 @@ def dense_tflops(arguments, device):
     size = 8192 if device.type == "cuda" else 512
     a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
     b = torch.randn_like(a)
-    clock, samples = Clock(device), []
-    time.sleep(0.2)
-    for _ in range(arguments.warmups + arguments.runs):
-        start_together(device)
-        begin = clock.mark()
+
+    def one_pass(mark):
+        mark()
         a @ b
-        samples.append((begin, clock.mark()))
-    clock.wait()
-    median, _, _ = figures([clock.ms(*marks) for marks in samples[arguments.warmups :]], device)
+        mark()
+
+    median = statistics.median(sample[0] for sample in time_passes(one_pass, arguments, device))
     return round(2 * size**3 / median / 1e9, 1)
 
 
@@ -256,7 +270,7 @@ def parse(arguments):
     parser.add_argument("--tokens", type=int, default=8192, help="of each rank")
     parser.add_argument("--layers", default="megamoe,torchtitan,torchtitan-compiled")
     parser.add_argument("--paths", default="fused,sequential", help="of megamoe: with overlap on and off")
-    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--runs", type=int, default=12)
     parser.add_argument("--warmups", type=int, default=4)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--json", type=pathlib.Path)
@@ -282,8 +296,9 @@ def join_group(device):
 
 def compare(arguments):
     """The records, the same on every rank."""
-    device = torch.device(arguments.device, int(os.environ.get("LOCAL_RANK", 0)) if arguments.device == "cuda" else None)
+    device = torch.device(arguments.device)
     if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
     join_group(device)
     records = []

@@ -1,6 +1,7 @@
 """The short form: one linear map per expert, experts' outputs averaged."""
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from . import _groups
@@ -11,18 +12,27 @@ class _LocalExperts(torch.autograd.Function):
     """This rank's slice of weights that every rank holds whole; their gradients are summed over the ranks."""
 
     @staticmethod
-    def forward(ctx, weights, rank, size, name):
+    def forward(ctx, weights, rank, size, name, group):
         num_local = weights.shape[0] // size
         ctx.slice = slice(rank * num_local, (rank + 1) * num_local)
-        ctx.shape, ctx.name = weights.shape, name
+        ctx.shape, ctx.name, ctx.group = weights.shape, name, group
         return weights[ctx.slice].clone()
 
     @staticmethod
     def backward(ctx, gradient):
-        whole = torch.zeros(ctx.shape, dtype=torch.float32, device=gradient.device)
-        whole[ctx.slice] = gradient
+        # Each rank's part is the sum over all ranks' tokens already.
+        if gradient.is_cuda and dist.get_backend(ctx.group) == "nccl":
+            whole = gradient.new_empty(ctx.shape)
+            dist.all_gather_into_tensor(whole, gradient.contiguous(), group=ctx.group)
+            return whole, None, None, None, None
+        whole = torch.zeros(ctx.shape, dtype=torch.float32, device="cpu")
+        whole[ctx.slice] = gradient.to("cpu", torch.float32)
         whole = torch.ops.megamoe.all_reduce_sum(whole, ctx.name)
-        return whole.to(gradient.dtype), None, None, None
+        return whole.to(gradient.device, gradient.dtype), None, None, None, None
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return (size + multiple - 1) // multiple * multiple
 
 
 def moe_overlapping_backward_op(
@@ -31,8 +41,7 @@ def moe_overlapping_backward_op(
     """One linear map per expert; a token's output is the mean over its slots: y_t = 1/K sum_k x_t @ weights[id_tk].
 
     It runs as a layer without gate whose second product is the identity, so through the library's plan, exchange and
-    products. Collective over the group, as ``megamoe.moe``. On the CPU backend only: the CUDA backend has no kernels
-    without gate yet, and refuses the activation by its name.
+    products. Collective over the group, as ``megamoe.moe``.
 
     Args:
         hidden_states: [..., H] bf16, this rank's tokens.
@@ -58,21 +67,25 @@ def moe_overlapping_backward_op(
     if weights.shape[0] % size:
         raise ValueError(f"weights holds {weights.shape[0]} experts, which {size} ranks do not divide")
     if size > 1:
-        weights = _LocalExperts.apply(weights, rank, size, _groups.connected_name(group))
+        weights = _LocalExperts.apply(weights, rank, size, _groups.connected_name(group), group)
     num_experts, hidden_dim, expert_dim = weights.shape
 
-    # The layer's outputs are as wide as its inputs: the narrower side is filled up with zeros.
-    width = max(hidden_dim, expert_dim)
-    up = torch.nn.functional.pad(weights.transpose(1, 2), (0, width - hidden_dim))
+    # The layer's outputs are as wide as its inputs, and the CUDA backend takes multiples of 64: the rest is zeros.
+    multiple = 64 if weights.is_cuda else 1
+    width = _round_up(max(hidden_dim, expert_dim), multiple)
+    inner = _round_up(expert_dim, multiple)
+    up = torch.nn.functional.pad(weights.transpose(1, 2), (0, width - hidden_dim, 0, inner - expert_dim))
     x = torch.nn.functional.pad(hidden_states, (0, width - hidden_dim))
-    down = torch.eye(width, expert_dim, dtype=weights.dtype, device=weights.device)
+    down = torch.eye(width, inner, dtype=weights.dtype, device=weights.device).expand(num_experts, width, inner)
+    if weights.is_cuda:
+        down = down.contiguous()  # its tensor maps have no expert stride of 0
     top_k = router_indices.shape[-1]
     y = moe(
         x,
         router_indices,
         torch.full(router_indices.shape, 1 / top_k, device=x.device),
         up.contiguous(),
-        down.expand(num_experts, width, expert_dim),
+        down,
         group,
         overlap_comm,
         activation="identity",

@@ -79,8 +79,8 @@ def moe(
     on the number of ranks, on ``overlap_comm`` or on ``recompute``.
 
     On CUDA tensors a call is enqueued on torch's current stream and the host waits for nothing, except in the first
-    call of a configuration, where memory is allocated and ranks agree. H and I must be multiples of 64, the activation
-    swiglu, the device a Hopper GPU.
+    call of a configuration, where memory is allocated and ranks agree. H and I must be multiples of 64, the device a
+    Hopper GPU.
 
     Args:
         x: [..., H] bf16; the number of tokens may differ from rank to rank. Other dtypes are refused; under

@@ -26,7 +26,8 @@ def activate(kind, gate, up, limit=7.0):
 
 def moe(x, expert_ids, weights, gate_up, down, activation="swiglu", limit=7.0):
     """[T, H] in the dtype of x; slots are summed in the dtype of weights, then rounded once."""
-    y = torch.zeros(x.shape, dtype=weights.dtype, device=x.device) + 0 * weights.sum()  # has a gradient without tokens too
+    # The sum gives it a gradient without tokens too.
+    y = torch.zeros(x.shape, dtype=weights.dtype, device=x.device) + 0 * weights.sum()
     for slot in range(expert_ids.shape[1]):
         for expert in range(down.shape[0]):
             rows = (expert_ids[:, slot] == expert).nonzero().flatten()

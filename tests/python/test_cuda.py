@@ -65,12 +65,18 @@ def inputs_of(problem):
 
 
 @pytest.mark.parametrize("sizes", [{}, {"T": 300, "H": 256, "I": 128, "E": 16, "K": 4}])
-def test_values_are_within_twice_the_cpu_backends_error(cuda, sizes):
-    actual = results(megamoe.moe, make_problem(**{"I": 64, **sizes}))
+@pytest.mark.parametrize("activation", ["swiglu", "clamped_swiglu", "gelu_erf", "gelu_tanh", "relu2", "identity"])
+def test_values_are_within_twice_the_cpu_backends_error(cuda, activation, sizes):
+    sizes = {"I": 64, "gated": activation not in ("relu2", "identity"), **sizes}
+
+    def layer(*tensors):
+        return megamoe.moe(*tensors, activation=activation, activation_limit=0.5)
+
+    actual = results(layer, make_problem(**sizes))
     with torch.device("cpu"):
-        problem = make_problem(**{"I": 64, **sizes})
-        baseline = results(megamoe.moe, problem)
-        exact = results(reference.moe, problem, torch.float64)
+        problem = make_problem(**sizes)
+        baseline = results(layer, problem)
+        exact = results(lambda *tensors: reference.moe(*tensors, activation, limit=0.5), problem, torch.float64)
     assert_within_baseline(actual, baseline, exact)
 
 
@@ -131,9 +137,7 @@ def test_int64_ids_of_the_operator_itself_are_refused_by_name(cuda):
         torch.ops.megamoe.forward(*inputs.values(), None, None, "one rank", "swiglu", 7.0, True, True, 0, 0)
 
 
-def test_activations_and_sizes_without_kernels_are_refused_by_name(cuda):
-    with pytest.raises(RuntimeError, match="activation.kind is relu2; the cuda backend has kernels for swiglu"):
-        megamoe.moe(**inputs_of(make_problem(gated=False)), activation="relu2")
+def test_sizes_without_kernels_are_refused_by_name(cuda):
     with pytest.raises(RuntimeError, match="shape.intermediate_dim is 48; the cuda backend takes multiples of 64"):
         megamoe.moe(**inputs_of(make_problem(I=48)))
 
@@ -228,7 +232,8 @@ def two_rank_errors(rank):
 
     def call(**changes):
         """What the call raises, and what check() raises after it."""
-        return message_of(lambda: megamoe.moe(**{**inputs, **(changes if rank == 1 else {})})), message_of(megamoe.check)
+        arguments = {**inputs, **(changes if rank == 1 else {})}
+        return message_of(lambda: megamoe.moe(**arguments)), message_of(megamoe.check)
 
     found["id"] = call(expert_ids=torch.full_like(inputs["expert_ids"], 8))
     found["dtype"] = call(x=inputs["x"].float())
