@@ -410,6 +410,11 @@ TEST(CudaProcessRank, DISABLED_Run) {
   const auto group =
       make_process_communicator(std::getenv("MEGAMOE_TEST_GROUP"), rank, 2, /*deadline_s=*/60);
   const Problem problem = make_problem(spec_with_tokens({40, 21}));
+  if (const char* refusal = std::getenv("MEGAMOE_TEST_REFUSAL"); refusal != nullptr) {
+    expect_error(ErrorCode::unsupported, {refusal},
+                 [&] { const RankSession session(problem, {}, *group); });
+    return;
+  }
   RankSession session(problem, {}, *group);
   const char* killed = std::getenv("MEGAMOE_TEST_KILLED");
   for (int step = 0; step < 3; ++step) {
@@ -456,6 +461,30 @@ std::vector<pid_t> spawn_two_ranks(const std::string& group) {
     processes.push_back(process);
   }
   return processes;
+}
+
+/// Both ranks must refuse to start, in words that contain `text`.
+void expect_refusal_of_processes(const char* variable, const char* value, const char* text) {
+  if (num_cuda_devices() < 2) GTEST_SKIP() << "needs two devices";
+  setenv("MEGAMOE_TEST_REFUSAL", text, 1);
+  setenv(variable, value, 1);
+  const std::vector<pid_t> processes =
+      spawn_two_ranks("refusal_test." + std::to_string(getpid()));
+  unsetenv("MEGAMOE_TEST_REFUSAL");
+  unsetenv(variable);
+  for (const pid_t process : processes) {
+    int status = -1;
+    waitpid(process, &status, 0);
+    EXPECT_EQ(status, 0);
+  }
+}
+
+TEST(CudaProcesses, WithoutNcclAreRefused) {
+  expect_refusal_of_processes("MEGAMOE_NCCL_LIBRARY", "/no/such/libnccl.so", "need NCCL 2.28.9");
+}
+
+TEST(CudaProcesses, WithoutCuMemAreRefused) {
+  expect_refusal_of_processes("NCCL_CUMEM_ENABLE", "0", "cuMem");
 }
 
 TEST(CudaProcesses, AKilledPeerIsNamedLongBeforeTheDeadline) {
