@@ -14,9 +14,11 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <random>
 #include <thread>
 
 #include "cuda/runtime.h"
+#include "layer/workspace.h"
 #include "layer_fixture.h"
 #include "megamoe/cuda.h"
 
@@ -410,6 +412,11 @@ TEST(CudaProcessRank, DISABLED_Run) {
   const auto group =
       make_process_communicator(std::getenv("MEGAMOE_TEST_GROUP"), rank, 2, /*deadline_s=*/60);
   const Problem problem = make_problem(spec_with_tokens({40, 21}));
+  if (const char* refusal = std::getenv("MEGAMOE_TEST_REFUSAL"); refusal != nullptr) {
+    expect_error(ErrorCode::unsupported, {refusal},
+                 [&] { const RankSession session(problem, {}, *group); });
+    return;
+  }
   RankSession session(problem, {}, *group);
   const char* killed = std::getenv("MEGAMOE_TEST_KILLED");
   for (int step = 0; step < 3; ++step) {
@@ -456,6 +463,29 @@ std::vector<pid_t> spawn_two_ranks(const std::string& group) {
     processes.push_back(process);
   }
   return processes;
+}
+
+/// Both ranks must refuse to start, in words that contain `text`.
+void expect_refusal_of_processes(const char* variable, const char* value, const char* text) {
+  if (num_cuda_devices() < 2) GTEST_SKIP() << "needs two devices";
+  setenv("MEGAMOE_TEST_REFUSAL", text, 1);
+  setenv(variable, value, 1);
+  const std::vector<pid_t> processes = spawn_two_ranks("refusal_test." + std::to_string(getpid()));
+  unsetenv("MEGAMOE_TEST_REFUSAL");
+  unsetenv(variable);
+  for (const pid_t process : processes) {
+    int status = -1;
+    waitpid(process, &status, 0);
+    EXPECT_EQ(status, 0);
+  }
+}
+
+TEST(CudaProcesses, WithoutNcclAreRefused) {
+  expect_refusal_of_processes("MEGAMOE_NCCL_LIBRARY", "/no/such/libnccl.so", "need NCCL 2.28.9");
+}
+
+TEST(CudaProcesses, WithoutCuMemAreRefused) {
+  expect_refusal_of_processes("NCCL_CUMEM_ENABLE", "0", "cuMem");
 }
 
 TEST(CudaProcesses, AKilledPeerIsNamedLongBeforeTheDeadline) {
@@ -509,6 +539,74 @@ TEST(CudaWorkspaceBytes, AreWhatIsAllocated) {
   EXPECT_EQ(rank.workspace.bytes().total(), workspace_bytes(config, 1).total());
   // The device hands memory out in pages of 2 MiB.
   EXPECT_NEAR(static_cast<double>(before - after), stated, 3.0 * (2 << 20));
+}
+
+/// A layer of any size that is quick to make, for two ranks.
+ProblemSpec random_spec(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto pick = [&](std::initializer_list<std::int64_t> values) {
+    return *(values.begin() + random() % values.size());
+  };
+  ProblemSpec spec;
+  spec.seed = seed;
+  spec.tokens_per_rank = {pick({0, 1, 5, 64, 129, 300}), pick({0, 2, 63, 200, 411})};
+  spec.hidden_dim = pick({64, 128, 320, 576});
+  spec.intermediate_dim = pick({64, 192, 256, 320});
+  spec.num_experts = static_cast<std::int32_t>(pick({2, 4, 8, 18, 60}));
+  spec.top_k =
+      static_cast<std::int32_t>(std::min<std::int64_t>(spec.num_experts, pick({1, 2, 4, 8})));
+  spec.routing = static_cast<RoutingPattern>(seed % 6);
+  return spec;
+}
+
+/// Forward and backward of `problem` in a workspace of its own.
+LayerTensors run_step(const Problem& problem, const RunOptions& options, Communicator& group) {
+  const LayerConfig config = layer_config(problem.spec, options);
+  Workspace workspace(config, group);
+  MoeLayer layer(config, group, workspace);
+  poison(workspace);
+  group.barrier("poisoned", 60);
+  RankData data(problem, options, group.rank());
+  const CallContext context = data.forward(layer);
+  data.backward(layer, context);
+  group.barrier("a step", 60);
+  return data.tensors();
+}
+
+TEST(CudaOverlap, RandomLayersHaveTheBitsOfOneKernelAfterTheOther) {
+  run_ranks(2, [](Communicator& threads) {
+    const BackendGroup group(threads, Backend::cuda);
+    for (std::uint64_t seed = 0; seed < 240; ++seed) {
+      const Problem problem = make_problem(random_spec(seed));
+      RunOptions options;
+      options.memory_mode = seed % 2 == 0 ? MemoryMode::saved : MemoryMode::recompute;
+      options.saved_row_capacity = seed % 5 == 0 ? 100 : 0;
+      options.overlap = Overlap::off;
+      const LayerTensors wanted = run_step(problem, options, group.get());
+      options.overlap = Overlap::on;
+      EXPECT_EQ(differing_tensors(run_step(problem, options, group.get()), wanted), "")
+          << "seed " << seed << ", rank " << threads.rank();
+    }
+  });
+}
+
+TEST(CudaOverlap, TwoThousandStepsGiveEqualBits) {
+  ProblemSpec spec = spec_with_tokens({257, 190});
+  spec.hidden_dim = 512;
+  spec.intermediate_dim = 256;
+  spec.num_experts = 16;
+  spec.top_k = 4;
+  const Problem problem = make_problem(spec);
+  run_sessions(problem, {}, [&](RankSession& session, Communicator& group) {
+    LayerTensors first;
+    for (int step = 0; step < 2000; ++step) {
+      const CallContext context = session.forward();
+      session.backward(context);
+      if (step == 0) first = session.tensors();
+      ASSERT_EQ(differing_tensors(session.tensors(), first), "")
+          << "step " << step << ", rank " << group.rank();
+    }
+  });
 }
 
 TEST(CudaFailures, AMissedDeadlineNamesThePeerAndStays) {

@@ -74,13 +74,14 @@ class WindowHeap final : public SymmetricHeap {
     try {
       agree(group, outcome_of([&] { allocate(bytes); }), kWhat, deadline_s);
       agree(group, outcome_of([&] {
-              nccl::check(library.window_register(nccl_group_->get(), memory_, allocated_, &window_,
-                                                  NCCL_WIN_COLL_SYMMETRIC),
-                          "registering a symmetric window of " + std::to_string(bytes) + " bytes");
-              if (window_ == nullptr) {
+              const ncclResult_t status = library.window_register(
+                  nccl_group_->get(), memory_, allocated_, &window_, NCCL_WIN_COLL_SYMMETRIC);
+              if (status != ncclSuccess || window_ == nullptr) {
                 throw Error(ErrorCode::unsupported,
-                            "NCCL gave no symmetric window: is cuMem disabled "
-                            "(NCCL_CUMEM_ENABLE=0), or a device not reachable by load and store?");
+                            "NCCL gave no symmetric window of " + std::to_string(bytes) +
+                                " bytes (" + library.get_error_string(status) +
+                                "): windows need cuMem (is NCCL_CUMEM_ENABLE=0 set?) and devices "
+                                "that reach each other by load and store");
               }
               peers_ = nccl::lsa_pointers(window_, group.size());
               peers_[group.rank()] = memory_;
