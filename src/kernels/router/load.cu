@@ -50,10 +50,11 @@ __global__ __launch_bounds__(kRouterThreads) void block_load_kernel(const Router
   __syncthreads();
   double score_sums[kPerLane] = {};
   add_tokens<kPerLane>(config, reads, scratch, score_sums, block.counts_E);
+  double* warp_sums_E = block.score_sums[device::warp_idx()];
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int expert = Experts<kPerLane>::expert(i);
-    if (expert < num_experts) block.score_sums[device::warp_idx()][expert] = score_sums[i];
+    if (expert < num_experts) warp_sums_E[expert] = score_sums[i];
   }
   __syncthreads();
   double* row = scratch.load_sums + std::int64_t{blockIdx.x} * 2 * num_experts;

@@ -9,11 +9,12 @@ namespace megamoe::gpu {
 template <class T>
 __device__ T block_sum(T value) {
   __shared__ T sums[kRouterWarps];
+  const int warp = device::warp_idx();  // a shuffle: all lanes take part
   value = warp_sum(value);
-  if (device::lane_idx() == 0) sums[device::warp_idx()] = value;
+  if (device::lane_idx() == 0) sums[warp] = value;
   __syncthreads();
   T total = 0;
-  for (int warp = 0; warp < kRouterWarps; ++warp) total += sums[warp];
+  for (int other = 0; other < kRouterWarps; ++other) total += sums[other];
   __syncthreads();  // the next sum may write
   return total;
 }
