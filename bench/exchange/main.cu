@@ -114,10 +114,9 @@ class ShapeBench {
         records_(records),
         ranks_(dims_),
         logits_TE_(num_tokens * shape.num_experts),
-        scores_TE_(logits_TE_.size()),
         route_weights_(num_tokens * shape.top_k),
         route_ids_(num_tokens * shape.top_k),
-        bad_token_(1) {
+        refused_(1) {
     router_.num_experts = shape.num_experts;
     router_.top_k = shape.top_k;
     router_.weight_norm = WeightNorm::sum_to_one;
@@ -155,8 +154,7 @@ class ShapeBench {
     const auto lists = [](GpuRank& r) {
       gpu::write_pull_lists(r.view, r.plan.data(), r.num_tokens, r.stream);
     };
-    time_small("route", 1,
-               [&](GpuRank& r) { gpu::route(router_, route_tensors(), tokens, r.stream); });
+    time_small("route", 1, [&](GpuRank& r) { route(r.stream); });
     time_small("count_slots", 1, count);
     time_small("count_slots, enter_call (2 ranks)", 2, [&](GpuRank& r) {
       count(r);
@@ -228,11 +226,14 @@ class ShapeBench {
     }
   }
 
-  [[nodiscard]] gpu::RouterTensors route_tensors() const {
-    return {logits_TE_.data(),   dims_.routing.num_experts, nullptr,
-            route_ids_.data(),   dims_.routing.top_k,       route_weights_.data(),
-            dims_.routing.top_k, scores_TE_.data(),         nullptr,
-            bad_token_.data()};
+  void route(cudaStream_t stream) {
+    gpu::RouterReads reads;
+    reads.num_tokens = route_ids_.size() / dims_.routing.top_k;
+    reads.num_slots = dims_.routing.top_k;
+    reads.logits_TE = logits_TE_.data();
+    reads.logit_stride = dims_.routing.num_experts;
+    gpu::route(router_, reads, {route_ids_.data(), dims_.routing.top_k},
+               {route_weights_.data(), dims_.routing.top_k}, {refused_.data(), nullptr}, stream);
   }
 
   void count_traffic() {
@@ -289,10 +290,9 @@ class ShapeBench {
   GpuRanks ranks_;
   RouterConfig router_;
   DeviceBuffer<float> logits_TE_;
-  DeviceBuffer<float> scores_TE_;
   DeviceBuffer<float> route_weights_;
   DeviceBuffer<std::int32_t> route_ids_;
-  DeviceBuffer<unsigned long long> bad_token_;
+  DeviceBuffer<unsigned long long> refused_;
   std::int64_t num_rows_ = 0;
   std::int64_t num_padded_rows_ = 0;
   std::int64_t num_pulls_ = 0;

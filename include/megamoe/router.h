@@ -139,9 +139,9 @@ struct RouterBackwardOutputs {
   GradWrite d_router_weight_write = GradWrite::store;
 };
 
-/// Routes tokens on the CPU. Deterministic: a token's results depend on nothing but its own row,
-/// and sums run in a fixed order (logits over H, d_x over E, d_router_weight over T; each one fp32
-/// chain of fused multiply-adds).
+/// Routes tokens on the CPU (CudaRouter in cuda_router.h: on a device). Deterministic: a token's
+/// results depend on nothing but its own row, and sums run in a fixed order (logits over H, d_x
+/// over E, d_router_weight over T; each one fp32 chain of fused multiply-adds).
 ///
 /// A Router owns scratch memory that grows to the largest call; use it from one thread at a time.
 /// Every method throws megamoe::Error with invalid_argument and the argument's name unless it says

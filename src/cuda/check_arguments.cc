@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "cuda/device_check.h"
 #include "cuda/runtime.h"
 
 namespace megamoe::cuda {
@@ -10,38 +11,15 @@ namespace {
 
 constexpr std::int64_t kAlignment = 16;
 
-bool is_empty(const ConstTensorView& tensor) {
-  for (int dim = 0; dim < tensor.num_dims; ++dim) {
-    if (tensor.sizes[dim] == 0) return true;
-  }
-  return tensor.absent();
-}
-
-void check_device(int device, const ConstTensorView& tensor, const char* name) {
-  cudaPointerAttributes attributes{};
-  check(cudaPointerGetAttributes(&attributes, tensor.data), name);
-  const std::string where = " on device " + std::to_string(device);
-  if (attributes.type == cudaMemoryTypeManaged) return;
-  if (attributes.type != cudaMemoryTypeDevice) {
-    throw Error(ErrorCode::invalid_argument,
-                std::string(name) + " lies in host memory; the layer's rank is" + where);
-  }
-  if (attributes.device != device) {
-    throw Error(ErrorCode::invalid_argument, std::string(name) + " lies on device " +
-                                                 std::to_string(attributes.device) +
-                                                 "; the layer's rank is" + where);
-  }
-}
-
 /// Elements, which may lie anywhere.
 void check_elements(int device, const ConstTensorView& tensor, const char* name) {
-  if (!is_empty(tensor)) check_device(device, tensor, name);
+  check_memory(device, tensor, name, "the layer's rank");
 }
 
 /// Rows that are moved in vectors.
 void check_rows(int device, const ConstTensorView& tensor, const char* name) {
-  if (is_empty(tensor)) return;
-  check_device(device, tensor, name);
+  if (has_no_elements(tensor)) return;
+  check_memory(device, tensor, name, "the layer's rank");
   if (reinterpret_cast<std::uintptr_t>(tensor.data) % kAlignment != 0) {
     throw Error(ErrorCode::invalid_argument,
                 std::string(name) + " must be aligned to 16 bytes on the cuda backend");

@@ -19,7 +19,9 @@ class GpuTest : public ::testing::Test {
     if (!capability.can_run) GTEST_SKIP() << capability.reason;
   }
   void TearDown() override {
-    if (!IsSkipped()) EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+    if (!IsSkipped()) {
+      EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+    }
   }
 };
 

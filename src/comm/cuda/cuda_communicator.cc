@@ -13,8 +13,8 @@
 
 #include "comm/cuda/lsa_pointers.h"
 #include "comm/cuda/nccl_library.h"
+#include "cuda/device_check.h"
 #include "cuda/runtime.h"
-#include "device/capability.h"
 #include "layer/agreement.h"
 #include "megamoe/cuda.h"
 
@@ -172,19 +172,7 @@ Place place_of(int device) {
   Place place;
   place.process = getpid();
   place.outcome = outcome_of([&] {
-    const int count = num_cuda_devices();
-    if (device < 0 || device >= count) {
-      throw Error(ErrorCode::invalid_argument, "device is " + std::to_string(device) +
-                                                   "; this process sees " + std::to_string(count) +
-                                                   " CUDA devices");
-    }
-    cudaDeviceProp properties{};
-    cuda::check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
-    const device::Capability capability = device::capability_of(properties.major, properties.minor);
-    if (!capability.can_run) {
-      throw Error(ErrorCode::unsupported, "device " + std::to_string(device) + " (" +
-                                              properties.name + "): " + capability.reason);
-    }
+    const cudaDeviceProp properties = cuda::require_device(device);
     std::memcpy(place.device_uuid.data(), properties.uuid.bytes, place.device_uuid.size());
   });
   return place;

@@ -1,93 +1,9 @@
-// A warp routes a token: lane l holds experts l, l + 32, ... in registers.
-#include <cfloat>
-#include <string>
-
-#include "device/cluster.cuh"
+// From logits to ids and weights.
 #include "kernels/launch.h"
-#include "kernels/rank_view.h"
-#include "kernels/router/router.h"
-#include "megamoe/error.h"
+#include "kernels/router/token.cuh"
 
 namespace megamoe::gpu {
 namespace {
-
-constexpr unsigned kAllLanes = 0xffffffffU;
-constexpr int kRouterThreads = 256;
-constexpr int kMaxGroups = device::kWarpSize;
-constexpr float kScoreSumGuard = 1e-20F;
-static_assert(kMaxSlots <= device::kWarpSize);
-
-__device__ float masked() { return -INFINITY; }
-
-__device__ float warp_max(float value) {
-  for (int distance = 16; distance > 0; distance /= 2) {
-    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, distance));
-  }
-  return value;
-}
-__device__ float warp_sum(float value) {
-  for (int distance = 16; distance > 0; distance /= 2) {
-    value += __shfl_xor_sync(kAllLanes, value, distance);
-  }
-  return value;
-}
-
-/// One value of each of the token's experts; those beyond E hold -infinity.
-template <int kPerLane>
-struct Experts {
-  float values[kPerLane];
-
-  __device__ static int expert(int i) { return i * device::kWarpSize + device::lane_idx(); }
-};
-
-struct Best {
-  float value;
-  int expert;
-};
-
-/// The highest value, ties to the lower expert.
-template <int kPerLane>
-__device__ Best highest(const Experts<kPerLane>& choice) {
-  Best best{choice.values[0], Experts<kPerLane>::expert(0)};
-#pragma unroll
-  for (int i = 1; i < kPerLane; ++i) {
-    if (choice.values[i] > best.value) best = {choice.values[i], Experts<kPerLane>::expert(i)};
-  }
-  for (int distance = 16; distance > 0; distance /= 2) {
-    const float value = __shfl_xor_sync(kAllLanes, best.value, distance);
-    const int expert = __shfl_xor_sync(kAllLanes, best.expert, distance);
-    if (value > best.value || (value == best.value && expert < best.expert)) best = {value, expert};
-  }
-  return best;
-}
-
-template <int kPerLane>
-__device__ Experts<kPerLane> scores_of(const RouterConfig& config,
-                                       const Experts<kPerLane>& logits) {
-  Experts<kPerLane> scores;
-  if (config.score_function == ScoreFunction::sigmoid) {
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      const float tail = expf(-fabsf(logits.values[i]));
-      scores.values[i] = (logits.values[i] >= 0.0F ? 1.0F : tail) / (1.0F + tail);
-    }
-    return scores;
-  }
-  float top = masked();
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) top = fmaxf(top, logits.values[i]);
-  top = warp_max(top);
-  float sum = 0.0F;
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    scores.values[i] = expf(logits.values[i] - top);
-    sum += scores.values[i];
-  }
-  sum = warp_sum(sum);
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) scores.values[i] /= sum;
-  return scores;
-}
 
 /// Sum of the two highest values of one group (of the only one in a group of one).
 template <int kPerLane>
@@ -133,143 +49,92 @@ __device__ void apply_group_limit(const RouterConfig& config, Experts<kPerLane>&
   }
 }
 
-/// Slot k of the token, in lane k.
-struct Slot {
-  int expert = -1;
-  float logit = 0.0F;
-  float score = 0.0F;
-};
-
+/// Scores plus biases; false in all lanes where a bias is not finite.
 template <int kPerLane>
-__device__ Slot select(const RouterConfig& config, const Experts<kPerLane>& logits,
-                       const Experts<kPerLane>& scores, const float* bias_E) {
-  Experts<kPerLane> choice;
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int expert = Experts<kPerLane>::expert(i);
-    const bool exists = expert < static_cast<int>(config.num_experts);
-    const float bias = exists && bias_E != nullptr ? bias_E[expert] : 0.0F;
-    choice.values[i] = exists ? scores.values[i] + bias : masked();
-  }
-  if (config.top_groups < config.num_groups) apply_group_limit(config, choice);
-  Slot slot;
-  for (int k = 0; k < static_cast<int>(config.top_k); ++k) {
-    const int expert = highest(choice).expert;
-    float logit = 0.0F;
-    float score = 0.0F;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (Experts<kPerLane>::expert(i) != expert) continue;
-      choice.values[i] = masked();
-      logit = logits.values[i];
-      score = scores.values[i];
-    }
-    logit = __shfl_sync(kAllLanes, logit, expert % device::kWarpSize);
-    score = __shfl_sync(kAllLanes, score, expert % device::kWarpSize);
-    if (device::lane_idx() == k) slot = {expert, logit, score};
-  }
-  return slot;
-}
-
-/// The sum over slots, in slot order.
-__device__ float sum_slots(float value, int num_slots) {
-  float sum = 0.0F;
-  for (int k = 0; k < num_slots; ++k) sum += __shfl_sync(kAllLanes, value, k);
-  return sum;
-}
-
-/// This lane's weight before the scale.
-__device__ float share_of(const RouterConfig& config, const Slot& slot) {
-  if (config.weight_norm == WeightNorm::none) return slot.score;
-  const int num_slots = static_cast<int>(config.top_k);
-  if (config.score_function == ScoreFunction::sigmoid) {
-    return slot.score / (sum_slots(slot.score, num_slots) + kScoreSumGuard);
-  }
-  const float top = warp_max(slot.expert >= 0 ? slot.logit : masked());
-  const float share = expf(slot.logit - top);
-  return share / sum_slots(share, num_slots);
-}
-
-/// Loads a token's logits; false in all lanes where one is not finite.
-template <int kPerLane>
-__device__ bool load_logits(const RouterConfig& config, const float* logits_E,
-                            Experts<kPerLane>& logits) {
+__device__ bool load_choice(const RouterConfig& config, const Experts<kPerLane>& scores,
+                            const float* bias_E, Experts<kPerLane>& choice) {
   bool finite = true;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int expert = Experts<kPerLane>::expert(i);
     const bool exists = expert < static_cast<int>(config.num_experts);
-    logits.values[i] = exists ? logits_E[expert] : masked();
-    if (exists && !(fabsf(logits.values[i]) <= FLT_MAX)) finite = false;
+    const float bias = exists && bias_E != nullptr ? bias_E[expert] : 0.0F;
+    if (!is_finite(bias)) finite = false;
+    choice.values[i] = exists ? scores.values[i] + bias : masked();
   }
   return __all_sync(kAllLanes, finite) != 0;
 }
 
+/// The slots' experts, by falling choice.
+template <int kPerLane>
+__device__ Slot select(const RouterConfig& config, Experts<kPerLane>& choice) {
+  if (config.top_groups < config.num_groups) apply_group_limit(config, choice);
+  Slot slot;
+  for (int k = 0; k < static_cast<int>(config.top_k); ++k) {
+    const int expert = highest(choice).expert;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (Experts<kPerLane>::expert(i) == expert) choice.values[i] = masked();
+    }
+    if (device::lane_idx() == k) slot.expert = expert;
+  }
+  return slot;
+}
+
+/// The token's slots; all are empty where it is refused. Returns what to refuse.
+template <int kPerLane>
+__device__ unsigned long long fill_slots(const RouterConfig& config, const RouterReads& reads,
+                                         std::int64_t token, Slot& slot) {
+  Experts<kPerLane> logits;
+  if (!load_logits(reads, static_cast<int>(config.num_experts), token, logits)) return token;
+  const Experts<kPerLane> scores = scores_of(config.score_function, logits);
+  if (reads.ids_TK.data != nullptr) {
+    if (!load_ids(reads, static_cast<int>(config.num_experts), token, slot)) return token;
+  } else {
+    Experts<kPerLane> choice;
+    if (!load_choice(config, scores, reads.selection_bias_E, choice)) return kCallRefused;
+    slot = select(config, choice);
+  }
+  gather(logits, scores, reads.num_slots, slot);
+  return kNothingRefused;
+}
+
 template <int kPerLane>
 __global__ __launch_bounds__(kRouterThreads) void route_kernel(const RouterConfig config,
-                                                               const RouterTensors tensors,
-                                                               std::int64_t num_tokens) {
-  const std::int64_t token =
-      blockIdx.x * std::int64_t{kRouterThreads / device::kWarpSize} + device::warp_idx();
-  if (token >= num_tokens) return;
-  const int lane = device::lane_idx();
-  const int num_slots = static_cast<int>(config.top_k);
-  Experts<kPerLane> logits;
+                                                               const RouterReads reads,
+                                                               const RowsOf<std::int32_t> ids_TK,
+                                                               const RowsOf<float> weights_TK,
+                                                               const RouterScratch scratch) {
+  const std::int64_t token = blockIdx.x * std::int64_t{kRouterWarps} + device::warp_idx();
+  if (token >= reads.num_tokens) return;
   Slot slot;
-  float share = 0.0F;
-  if (load_logits(config, tensors.logits_TE + token * tensors.logit_stride, logits)) {
-    const Experts<kPerLane> scores = scores_of(config, logits);
-    slot = select(config, logits, scores, tensors.selection_bias_E);
-    share = share_of(config, slot);
-    if (tensors.scores_TE != nullptr) {
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i) {
-        const int expert = Experts<kPerLane>::expert(i);
-        if (expert < static_cast<int>(config.num_experts)) {
-          tensors.scores_TE[token * config.num_experts + expert] = scores.values[i];
-        }
-      }
-    }
-  } else if (lane == 0) {
-    atomicMin(tensors.first_bad_token, static_cast<unsigned long long>(token));
-  }
-  if (lane >= num_slots) return;
-  tensors.ids_TK[token * tensors.id_stride + lane] = slot.expert;
-  tensors.weights_TK[token * tensors.weight_stride + lane] = config.scale * share;
-  if (tensors.shares_TK != nullptr) tensors.shares_TK[token * num_slots + lane] = share;
-}
-
-using RouteKernel = void (*)(RouterConfig, RouterTensors, std::int64_t);
-
-RouteKernel kernel_for(std::int64_t num_experts) {
-  if (num_experts <= 4 * device::kWarpSize) return &route_kernel<4>;
-  if (num_experts <= 8 * device::kWarpSize) return &route_kernel<8>;
-  static_assert(kMaxExperts <= 16 * device::kWarpSize);
-  return &route_kernel<16>;
-}
-
-void check_supported(const RouterConfig& config) {
-  const auto require = [](bool holds, const char* what, std::int64_t most) {
-    if (holds) return;
-    throw Error(ErrorCode::unsupported,
-                "CUDA router: " + std::string(what) + " must be at most " + std::to_string(most));
-  };
-  require(config.num_experts <= kMaxExperts, "num_experts", kMaxExperts);
-  require(config.top_k <= kMaxSlots, "top_k", kMaxSlots);
-  require(config.num_groups <= kMaxGroups, "num_groups", kMaxGroups);
+  const unsigned long long refused = fill_slots<kPerLane>(config, reads, token, slot);
+  if (refused != kNothingRefused) refuse(scratch, refused);
+  // After load_ids(): a token's ids may be replaced in place.
+  const float share = share_of(config, slot, reads.num_slots);
+  const int lane = device::lane_idx();
+  if (lane >= reads.num_slots) return;
+  ids_TK.row(token)[lane] = slot.expert;
+  weights_TK.row(token)[lane] = config.scale * share;
 }
 
 }  // namespace
 
-void route(const RouterConfig& config, const RouterTensors& tensors, std::int64_t num_tokens,
-           cudaStream_t stream) {
-  check_supported(config);
-  if (num_tokens == 0) return;
-  constexpr std::int64_t kTokensABlock = kRouterThreads / device::kWarpSize;
-  const auto num_blocks = static_cast<unsigned>((num_tokens + kTokensABlock - 1) / kTokensABlock);
-  kernel_for(config.num_experts)<<<num_blocks, kRouterThreads, 0, stream>>>(config, tensors,
-                                                                            num_tokens);
+void route(const RouterConfig& config, const RouterReads& reads, RowsOf<std::int32_t> ids_TK,
+           RowsOf<float> weights_TK, const RouterScratch& scratch, cudaStream_t stream) {
+  if (reads.num_tokens == 0) return;
+  const auto num_blocks =
+      static_cast<unsigned>((reads.num_tokens + kRouterWarps - 1) / kRouterWarps);
+  kernel_for(config.num_experts, &route_kernel<4>, &route_kernel<8>,
+             &route_kernel<16>)<<<num_blocks, kRouterThreads, 0, stream>>>(config, reads, ids_TK,
+                                                                           weights_TK, scratch);
   check_launch("route");
+}
+
+void load_forward_router_kernels() {
+  load_kernel(reinterpret_cast<const void*>(&route_kernel<4>));
+  load_kernel(reinterpret_cast<const void*>(&route_kernel<8>));
+  load_kernel(reinterpret_cast<const void*>(&route_kernel<16>));
 }
 
 }  // namespace megamoe::gpu
