@@ -53,6 +53,7 @@ enum class Fault {
   // Between calls.
   epoch_reused,
   counters_not_started_again,
+  pulls_not_started_again,
   restaged_before_results,
   headers_not_doubled,
   // Who may wait for whom.

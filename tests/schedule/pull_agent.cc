@@ -14,7 +14,8 @@ void LayerModel::Builder::continue_pulls(std::uint32_t cta, Registers& registers
       registers.taken = cta + registers.num_looked_up * shape().num_ctas;
     }
     ++registers.num_looked_up;
-    registers.ahead = registers.taken < num_pulls * num_passes ? registers.taken : -1;
+    registers.ahead =
+        registers.taken < num_pulls * num_passes ? std::int64_t{registers.taken} : -1;
     if (registers.ahead < 0) return;
     const auto pull = static_cast<std::uint32_t>(registers.ahead) % num_pulls;
     steps.push_back(op(OpKind::read, own().order_P + pull, tag(Tag::order, rank_, pull)));

@@ -254,7 +254,7 @@ void LayerModel::Builder::order_on(std::uint32_t cta, Program& steps) {
   }
   if (cta == 0) {
     steps.push_back(op(OpKind::write, own().progress, tag(Tag::progress, rank_)));
-    if (starts) {
+    if (!has(Fault::pulls_not_started_again) || place_.call == 0) {
       steps.push_back(op(OpKind::start_counter, next_pull()));
       steps.push_back(op(OpKind::start_counter, pulls_done()));
     }
