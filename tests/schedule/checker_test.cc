@@ -79,10 +79,10 @@ INSTANTIATE_TEST_SUITE_P(
     Small, Searched,
     testing::Combine(
         testing::Values(
-            Small{"OneRank", {1, 2, 2}, {forward({{0, 1, 1, -1, 1, 1}}), backward_of(0)}},
+            Small{"OneRank", {1, 2, 2}, {forward({{0, 1, 1, -1}}), backward_of(0)}},
             Small{"OneRankManyTiles", {1, 2, 1}, {forward({{0, 1}})}, 2, 2, 3},
             Small{"TwoRanks", {2, 2, 1}, {forward({{0, 1}, {0, 1}}), backward_of(0)}},
-            Small{"TwoExpertsEach", {2, 4, 2}, {forward({{0, 2, 1, 3}, {3, 0}})}, 2, 2, 2},
+            Small{"TwoExpertsEach", {2, 4, 2}, {forward({{0, 2}, {3, 0}})}, 2, 2, 2},
             Small{"NoTokensOnARank", {2, 2, 1}, {forward({{0, 1, 1}, {}}), backward_of(0)}},
             Small{"NothingAtAll", {2, 2, 1}, {forward({{}, {-1}}), backward_of(0)}},
             Small{"AllToOneExpert", {2, 2, 2}, {forward({{1, 1, 1, 1}, {1, -1}})}},
@@ -93,6 +93,10 @@ INSTANTIATE_TEST_SUITE_P(
                   {2, 2, 1},
                   {forward({{0}, {1}}), forward({{1}, {0}}, 0), forward({{1}, {0}}, 1),
                    forward({{1}, {0}}), backward_of(1), backward_of(3)}},
+            Small{"ALateRank",
+                  {2, 2, 1},
+                  {forward({{0}, {1}}), forward({{1}, {0}}), backward_of(0), forward({{1}, {0}})},
+                  1, 1, 1, true},
             Small{"TwoForwardsInFlight",
                   {2, 2, 1},
                   {forward({{0}, {1}}), forward({{1}, {0}}), backward_of(1), backward_of(0)}}),
@@ -103,19 +107,21 @@ INSTANTIATE_TEST_SUITE_P(
              (std::get<2>(param.param) == Shared::rows ? "SharingRows" : "SharingChannels");
     });
 
-/// The search leaves out interleavings that it takes for equal: on a problem where all of them can
-/// be searched, it finds no fewer ends.
+/// The search leaves out interleavings that it takes for equal. On problems where all of them can be
+/// searched nothing else comes out.
 TEST(Search, ReductionIsHarmless) {
   LayerShape shape;
   shape.dims = {2, 2, 1};
   shape.overlap = false;
-  const Model model = model_of(shape, {forward({{1}, {}})});
-  const Finding all = search_all(model, Reduction::none, 3'000'000);
-  const Finding reduced = search_all(model, Reduction::by_order, 3'000'000);
-  std::printf("%llu and %llu states\n", static_cast<unsigned long long>(all.num_states),
-              static_cast<unsigned long long>(reduced.num_states));
-  expect_fine(all, "all");
-  expect_fine(reduced, "reduced");
+  for (const Fault fault : {Fault::none, Fault::results_signal_dropped}) {
+    shape.fault = fault;
+    const Model model = model_of(shape, {forward({{}, {}})});
+    const Finding all = search_all(model, Reduction::none, 200'000);
+    const Finding reduced = search_all(model, Reduction::by_order, 200'000);
+    EXPECT_EQ(all.what, reduced.what);
+    EXPECT_EQ(all.ok(), fault == Fault::none);
+    EXPECT_GE(all.num_states, reduced.num_states);
+  }
 }
 
 /// A problem of up to `max_ranks` ranks x `max_ctas` CTAs with a few calls of every kind.
@@ -167,8 +173,8 @@ void run_many(std::uint32_t num_runs, std::uint32_t max_ranks, std::uint32_t max
   std::printf("%llu steps\n", static_cast<unsigned long long>(num_steps));
 }
 
-TEST(Random, SmallProblems) { run_many(times(2000), 3, 4, 12, 0); }
-TEST(Random, UpToEightRanksOfSixteenCtas) { run_many(times(300), 8, 16, 60, 100'000); }
+TEST(Random, SmallProblems) { run_many(times(1500), 3, 4, 12, 0); }
+TEST(Random, UpToEightRanksOfSixteenCtas) { run_many(times(1000), 8, 16, 16, 100'000); }
 TEST(Random, LongExperts) { run_many(times(60), 2, 8, 500, 200'000); }
 
 TEST(Random, SixtyFourRanksOf132Ctas) {

@@ -34,6 +34,7 @@ std::shared_ptr<const LayerModel> problem(Fault fault, std::uint32_t seed) {
   shape.num_k_blocks = 6;
   shape.shared = seed / 2 % 2 == 0 ? Shared::rows : Shared::channels;
   shape.fault = fault;
+  shape.deadlines_may_expire = fault == Fault::failed_rank_tells;
   std::vector<CallSpec> calls(4);
   for (CallSpec& call : calls) call.ids = random_ids(shape.dims, {50, 40}, random);
   if (fault == Fault::headers_not_doubled) calls[1].bad_rank = 0;
@@ -103,9 +104,10 @@ INSTANTIATE_TEST_SUITE_P(
         Seeded{"PullsOrderedBeforeMeeting", Fault::pulls_ordered_before_meeting, "of pulls["},
         Seeded{"EpochReused", Fault::epoch_reused, "headers["},
         Seeded{"CountersNotStartedAgain", Fault::counters_not_started_again, "x rows["},
-        Seeded{"PullsNotStartedAgain", Fault::pulls_not_started_again, "rows["},
+        Seeded{"PullsNotStartedAgain", Fault::pulls_not_started_again, kNobody},
         Seeded{"RestagedBeforeResults", Fault::restaged_before_results, "staged x["},
         Seeded{"HeadersNotDoubled", Fault::headers_not_doubled, "headers["},
+        Seeded{"FailedRankTells", Fault::failed_rank_tells, "headers["},
         Seeded{"PullsBoundToCtas", Fault::pulls_bound_to_ctas, kNobody}),
     [](const auto& seeded) { return std::string(seeded.param.name); });
 

@@ -56,6 +56,7 @@ enum class Fault {
   pulls_not_started_again,
   restaged_before_results,
   headers_not_doubled,
+  failed_rank_tells,
   // Who may wait for whom.
   pulls_bound_to_ctas,
 };

@@ -163,7 +163,9 @@ void LayerModel::Builder::enter() {
   const bool is_bad = call().bad_rank == static_cast<std::int32_t>(rank_) ||
                       (backward() && model_.calls_[call().forward_call].bad_rank >= 0);
   steps.push_back(op(OpKind::begin_call, 0, 0, epoch));
-  for (std::uint32_t step = 0; step < num_ranks(); ++step) {
+  // A rank that has failed for good waits for nobody, so a peer may still read what it was told.
+  const bool tells = !control_.failed_for_good || has(Fault::failed_rank_tells);
+  for (std::uint32_t step = 0; tells && step < num_ranks(); ++step) {
     const std::uint32_t peer = (rank_ + step) % num_ranks();
     const std::uint32_t at = half * num_ranks() + rank_;
     if (!backward()) {
