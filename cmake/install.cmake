@@ -6,7 +6,7 @@ set(megamoe_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/megamoe)
 
 set(megamoe_libraries megamoe)
 if(MEGAMOE_CUDA)
-  list(APPEND megamoe_libraries megamoe_cuda_backend megamoe_exchange megamoe_cuda)
+  list(APPEND megamoe_libraries megamoe_cuda_backend megamoe_overlap megamoe_exchange megamoe_cuda)
 endif()
 install(TARGETS ${megamoe_libraries} EXPORT megamoe_targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})

@@ -283,6 +283,12 @@ TEST(Configuration, EveryMemberIsCheckedByName) {
       c.activation = {ActivationKind::clamped_swiglu, bad};
     });
   }
+  expect_refusal("activation.kind", [](LayerConfig& c) { c.activation.kind = ActivationKind{6}; });
+  expect_refusal("memory_mode", [](LayerConfig& c) { c.memory_mode = MemoryMode{2}; });
+  expect_refusal("overlap", [](LayerConfig& c) { c.overlap = Overlap{2}; });
+  expect_refusal("weight_gradient_mode",
+                 [](LayerConfig& c) { c.weight_gradient_mode = WeightGradientMode{3}; });
+  expect_refusal("backend", [](LayerConfig& c) { c.backend = Backend{2}; });
   expect_refusal("cuda", [](LayerConfig& c) { c.backend = Backend::cuda; });
 }
 

@@ -1,5 +1,6 @@
 // The `megamoe` command as its users meet it: exit codes, messages, help and JSON.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <nlohmann/json.hpp>
 #include <string>
@@ -96,6 +97,75 @@ TEST_F(Command, BenchRefusesAnUnwritableFileBeforeItMeasures) {
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_NE(outcome.err.find(path), std::string::npos) << outcome.err;
   EXPECT_EQ(outcome.out, "");
+}
+
+TEST_F(Command, OutputThatCannotBeWrittenIsAFailure) {
+  for (const char* arguments : {"info", "info --json", "--help", "verify --help"}) {
+    const Outcome outcome = run(std::string("2>&1 ") + arguments + " >/dev/full; echo code $?");
+    EXPECT_NE(outcome.out.find("code 1"), std::string::npos) << arguments << outcome.out;
+  }
+}
+
+TEST_F(Command, WhatIsNotAFileIsNotReplacedByOne) {
+  const auto fifo = directory_ / "fifo";
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  for (const auto& path : {fifo, directory_}) {
+    for (const char* arguments :
+         {"verify --json ", "bench --json ", "train --text /etc/passwd --checkpoint "}) {
+      const Outcome outcome = run(arguments + path.string());
+      EXPECT_EQ(outcome.exit_code, 1) << arguments << path;
+      EXPECT_NE(outcome.err.find(path.string() + ": "), std::string::npos) << outcome.err;
+      EXPECT_EQ(outcome.out, "") << "refused before the work";
+    }
+  }
+  EXPECT_TRUE(std::filesystem::is_fifo(fifo));
+}
+
+TEST_F(Command, TrainRefusesFilesThatWouldOverwriteEachOther) {
+  const auto text = directory_ / "text";
+  std::ofstream(text) << "The text of the user, which must not be lost to a log file.\n";
+  std::filesystem::create_symlink(text, directory_ / "link");
+  const std::string before = read_file(text);
+  const auto expect_usage_error = [&](const std::string& arguments, const std::string& option) {
+    const Outcome outcome = run("train --text " + text.string() + " " + arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << arguments;
+    EXPECT_NE(outcome.err.find(option + ": must not be"), std::string::npos) << outcome.err;
+    EXPECT_EQ(read_file(text), before);
+  };
+  const std::string folder = directory_.string() + "/";
+  expect_usage_error("--log " + text.string(), "--log");
+  expect_usage_error("--log " + folder + "link", "--log");
+  expect_usage_error("--checkpoint " + folder + "./text", "--checkpoint");
+  expect_usage_error("--checkpoint " + folder + "new --log " + folder + "./new", "--checkpoint");
+  expect_usage_error("--resume " + folder + "a --log " + folder + "a", "--log");
+}
+
+TEST_F(Command, NumbersAreNotTakenForOthers) {
+  for (const char* command : {"verify", "bench", "train --text /etc/passwd"}) {
+    for (const char* seed : {"-1", "18446744073709551616", "1e3", "one", "''"}) {
+      const Outcome outcome = run(std::string(command) + " --seed " + seed);
+      EXPECT_EQ(outcome.exit_code, 2) << command << " " << seed;
+      EXPECT_NE(outcome.err.find("--seed"), std::string::npos) << outcome.err;
+    }
+  }
+  const Outcome outcome = run("train --text /etc/passwd --lr nan");
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_NE(outcome.err.find("is nan"), std::string::npos) << outcome.err;
+  EXPECT_EQ(run("verify --hidden 8 --intermediate 8 --seed 18446744073709551615").exit_code, 0);
+}
+
+TEST_F(Command, SaysItsVersion) {
+  const Outcome outcome = run("--version");
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_EQ(outcome.out.rfind("megamoe ", 0), 0U) << outcome.out;
+}
+
+TEST_F(Command, TrainRefusesATextWithoutAnEnd) {
+  const Outcome outcome = run("train --text /dev/zero");
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_NE(outcome.err.find("/dev/zero: is a device"), std::string::npos) << outcome.err;
+  EXPECT_NE(run("train --text /etc/passwd --resume /dev/zero").err.find("/dev/zero: is a device"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -14,10 +14,9 @@
 
 #include "cpu/fma_peak.h"
 #include "cpu/product.h"
-#include "cpu/simd_targets.h"
 #include "megamoe/bf16.h"
-// After simd_targets.h.
-#include "hwy/targets.h"
+#include "sanitized.h"
+#include "simd_target_fixture.h"
 
 namespace megamoe::cpu {
 namespace {
@@ -100,19 +99,8 @@ std::vector<float> make_c(std::int64_t m, std::int64_t c_stride, std::mt19937& r
   return c;
 }
 
-/// Every target that is both compiled in and supported here; SCALAR is always among them.
-class ProductTest : public testing::TestWithParam<std::int64_t> {
+class ProductTest : public SimdTargetTest {
  protected:
-  void SetUp() override {
-    hwy::SetSupportedTargetsForTest(GetParam());
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    ASSERT_STREQ(simd_target_name(), hwy::TargetName(GetParam()));
-  }
-  void TearDown() override {
-    hwy::SetSupportedTargetsForTest(0);
-    hwy::GetChosenTarget().DeInit();
-  }
-
   void check(const Sizes& sizes, Layout a_layout, Layout b_layout, std::int64_t gap,
              ChainStart start) {
     const Matrix a(sizes.m, sizes.k, a_layout, gap, random_);
@@ -133,11 +121,7 @@ class ProductTest : public testing::TestWithParam<std::int64_t> {
   ProductScratch scratch_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Targets, ProductTest,
-                         testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
-                         [](const testing::TestParamInfo<std::int64_t>& target) {
-                           return std::string(hwy::TargetName(target.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(Targets, ProductTest, every_simd_target(), simd_target_test_name);
 
 TEST_P(ProductTest, EveryLayoutAndSmallSize) {
   for (const Layout a_layout : {Layout::k_contiguous, Layout::rows_contiguous, Layout::neither}) {
@@ -168,7 +152,7 @@ TEST_P(ProductTest, RandomSizesUpToSeveralBlocks) {
   std::uniform_int_distribution<std::int64_t> large_k(200, 700);
   std::uniform_int_distribution<int> layout(0, 2);
   std::uniform_int_distribution<std::int64_t> gap(0, 9);
-  for (int trial = 0; trial < 30; ++trial) {
+  for (int trial = 0; trial < less_if_sanitized(30, 6); ++trial) {
     const Sizes sizes{small(random_), small(random_), large_k(random_)};
     check(sizes, static_cast<Layout>(layout(random_)), static_cast<Layout>(layout(random_)),
           gap(random_), trial % 2 == 0 ? ChainStart::zero : ChainStart::output);
@@ -176,8 +160,10 @@ TEST_P(ProductTest, RandomSizesUpToSeveralBlocks) {
 }
 
 TEST_P(ProductTest, MoreRowsThanABlock) {
-  check({1001, 35, 300}, Layout::k_contiguous, Layout::k_contiguous, 3, ChainStart::zero);
-  check({961, 35, 300}, Layout::rows_contiguous, Layout::rows_contiguous, 0, ChainStart::output);
+  constexpr std::int64_t kColumns = less_if_sanitized(35, 5);
+  check({1001, kColumns, 300}, Layout::k_contiguous, Layout::k_contiguous, 3, ChainStart::zero);
+  check({961, kColumns, 300}, Layout::rows_contiguous, Layout::rows_contiguous, 0,
+        ChainStart::output);
 }
 
 TEST_P(ProductTest, ARowDoesNotDependOnItsNeighbours) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fuzz/checks.h"
+#include "sanitized.h"
 
 namespace megamoe::fuzz {
 namespace {
@@ -28,7 +29,7 @@ TEST(FuzzReplay, Corpus) {
 
 TEST(FuzzReplay, RandomInputs) {
   std::mt19937 generator(2024);
-  for (int round = 0; round < 20000; ++round) {
+  for (int round = 0; round < less_if_sanitized(20000, 2000); ++round) {
     std::vector<std::uint8_t> bytes(generator() % 400);
     // Small bytes are the usual case in a view, large ones the faults: from few faults to many.
     const unsigned span = 1 + generator() % 256;

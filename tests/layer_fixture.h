@@ -30,11 +30,6 @@ inline std::int64_t channels(std::int64_t wanted) {
   return default_backend() == Backend::cpu ? wanted : round_up(wanted, 64);
 }
 
-/// Whether the backend under test has the activation.
-inline bool has_activation(ActivationKind kind) {
-  return default_backend() == Backend::cpu || kind == ActivationKind::swiglu;
-}
-
 /// H = I = 64, E = 8, K = 2 with these tokens on the ranks.
 inline ProblemSpec spec_with_tokens(std::vector<std::int64_t> tokens_per_rank) {
   ProblemSpec spec;

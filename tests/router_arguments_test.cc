@@ -130,34 +130,49 @@ TEST_F(RouterCall, ForwardInputs) {
                   [&](RouterInputs& in) { in.router_weight = from_x_.router_weight; });
   forward_refused("router_weight is absent", from_x_,
                   [](RouterInputs& in) { in.router_weight = {}; });
-  forward_refused("x must be bf16", from_x_, [](RouterInputs& in) { in.x.dtype = DType::fp16; });
+  forward_refused(
+      "x is fp16, which is not supported yet", from_x_,
+      [](RouterInputs& in) { in.x.dtype = DType::fp16; }, ErrorCode::unsupported);
   forward_refused("x must be bf16", from_x_, [](RouterInputs& in) { in.x.dtype = DType::fp32; });
-  forward_refused("x must have an inner stride", from_x_, [](RouterInputs& in) {
+  forward_refused("x must have contiguous columns", from_x_, [](RouterInputs& in) {
     in.x.strides = {1, kTokens};
   });
-  forward_refused("x must have an inner stride", from_x_,
-                  [](RouterInputs& in) { in.x.strides[0] = 0; });
-  forward_refused("x has a null", from_x_, [](RouterInputs& in) { in.x.data = nullptr; });
+  forward_refused("x has a negative stride", from_x_,
+                  [](RouterInputs& in) { in.x.strides[0] = -kHidden; });
+  for (const std::int64_t stride : {std::int64_t{1} << 62, std::int64_t{1} << 61}) {
+    forward_refused("x spans more than 64 bits", from_x_,
+                    [&](RouterInputs& in) { in.x.strides[0] = stride; });
+  }
+  forward_refused("x has no data", from_x_, [](RouterInputs& in) { in.x.data = nullptr; });
   forward_refused("x must have at least one hidden", from_x_,
                   [](RouterInputs& in) { in.x.sizes[1] = 0; });
-  forward_refused("router_weight must be fp32 or bf16 [6, 4]", from_x_,
+  forward_refused("router_weight must have shape [6, 4]", from_x_,
                   [](RouterInputs& in) { in.router_weight.sizes[1] = 3; });
-  forward_refused("router_weight must be fp32", from_x_,
+  forward_refused("router_weight must be fp32 or bf16, is fp64", from_x_,
                   [](RouterInputs& in) { in.router_weight.dtype = DType::fp64; });
-  forward_refused("logits must be fp32 or bf16 [any, 6]", from_logits_,
+  forward_refused("logits must have shape [any, 6], is fp32 [3, 5]", from_logits_,
                   [](RouterInputs& in) { in.logits.sizes[1] = 5; });
-  forward_refused("logits must be fp32", from_logits_,
+  forward_refused("logits must have shape", from_logits_,
                   [](RouterInputs& in) { in.logits.num_dims = 1; });
-  forward_refused("logits must be aligned", from_logits_, [](RouterInputs& in) {
+  forward_refused("logits is not aligned", from_logits_, [](RouterInputs& in) {
     in.logits.data = static_cast<const char*>(in.logits.data) + 2;
   });
-  forward_refused("selection_bias must be fp32 [6]", from_logits_, [&](RouterInputs& in) {
+  forward_refused("selection_bias must have shape [6]", from_logits_, [&](RouterInputs& in) {
     in.selection_bias = tensor_view(static_cast<const float*>(bias_.data()), {5});
   });
   forward_refused("selection_bias of expert 4 is", from_logits_, [&](RouterInputs& in) {
     bias_[4] = -std::numeric_limits<float>::infinity();
     in.selection_bias = tensor_view(static_cast<const float*>(bias_.data()), {kExperts});
   });
+}
+
+TEST_F(RouterCall, ReadsTensorsWhoseRowsAreOne) {
+  from_x_.x.strides[0] = 0;  // as torch's expand() makes them
+  EXPECT_NO_THROW(forward(from_x_));
+  for (std::int64_t token = 1; token < kTokens; ++token) {
+    EXPECT_EQ(ids_[2 * token], ids_[0]);
+    EXPECT_EQ(weights_[2 * token], weights_[0]);
+  }
 }
 
 TEST_F(RouterCall, ForcedIds) {
@@ -173,7 +188,7 @@ TEST_F(RouterCall, ForcedIds) {
                   ErrorCode::expert_id_out_of_range);
   forward_refused("forced_ids must be int32", from_logits_,
                   [](RouterInputs& in) { in.forced_ids.dtype = DType::int64; });
-  forward_refused("forced_ids must be int32 [3, any]", from_logits_,
+  forward_refused("forced_ids must have shape [3, any]", from_logits_,
                   [](RouterInputs& in) { in.forced_ids.sizes[0] = 2; });
   forward_refused("forced_ids must have at least one slot", from_logits_,
                   [](RouterInputs& in) { in.forced_ids.sizes[1] = 0; });
@@ -187,12 +202,13 @@ TEST_F(RouterCall, ForwardOutputs) {
     expect_refused([&] { forward(from_logits_); }, named);
     outputs_ = saved;
   };
-  refused("expert_ids must be int32 [3, 2], got absent",
+  refused("expert_ids is absent, must be int32 [3, 2]",
           [](RouterOutputs& o) { o.expert_ids = {}; });
   refused("expert_ids must be int32", [](RouterOutputs& o) { o.expert_ids.dtype = DType::int64; });
   refused("weights must be fp32", [](RouterOutputs& o) { o.weights.dtype = DType::bf16; });
-  refused("weights must be fp32 [3, 2]", [](RouterOutputs& o) { o.weights.sizes[1] = 3; });
-  refused("weights must have", [](RouterOutputs& o) { o.weights.strides[0] = 1; });
+  refused("weights must have shape [3, 2]", [](RouterOutputs& o) { o.weights.sizes[1] = 3; });
+  refused("weights is written, but its elements overlap",
+          [](RouterOutputs& o) { o.weights.strides[0] = 1; });
 }
 
 TEST_F(RouterCall, LogitsThatAreNotFinite) {
@@ -216,14 +232,14 @@ TEST_F(RouterCall, Backward) {
   EXPECT_NO_THROW(router_.backward(context_, backward_inputs_, backward_outputs_));
   backward_refused("d_weights must be fp32",
                    [](In& in, Out&) { in.d_weights.dtype = DType::fp64; });
-  backward_refused("d_weights must be fp32 [3, 2], got absent",
+  backward_refused("d_weights is absent, must be fp32 [3, 2]",
                    [](In& in, Out&) { in.d_weights = {}; });
   backward_refused("x is absent", [](In& in, Out&) { in.x = {}; });
   backward_refused("router_weight is absent", [](In& in, Out&) { in.router_weight = {}; });
-  backward_refused("x must be bf16 [3, any]", [](In& in, Out&) { in.x.sizes[0] = 2; });
+  backward_refused("x must have shape [3, any]", [](In& in, Out&) { in.x.sizes[0] = 2; });
   backward_refused("d_logits must", [](In&, Out& out) { out.d_logits.sizes[0] = 2; });
   backward_refused("d_x must be fp32", [](In&, Out& out) { out.d_x.dtype = DType::bf16; });
-  backward_refused("d_router_weight must be fp32 [6, 4]",
+  backward_refused("d_router_weight must have shape [6, 4]",
                    [](In&, Out& out) { out.d_router_weight.sizes[1] = 5; });
 
   RouterConfig other = small_config();

@@ -127,6 +127,21 @@ TEST(RouterForward, GroupMaskIsBelowEveryNegativeScore) {
   for (const float weight : routed.weights) EXPECT_EQ(weight, 0.5F);  // no bias in the weights
 }
 
+TEST(RouterForward, GroupsWhoseBiasesOverflowTogetherAreMaskedToo) {
+  RouterConfig config;
+  config.num_experts = 4;
+  config.top_k = 2;
+  config.num_groups = 2;
+  config.top_groups = 1;
+  Router router(config);
+  const std::vector<float> logits(4, 0.0F);
+  const std::vector<float> bias = {-1e38F, -3e38F, 0.0F, -3.3e38F};  // -4e38 is -infinity in fp32
+  RouterInputs inputs;
+  inputs.logits = tensor_view(logits.data(), {1, 4});
+  inputs.selection_bias = tensor_view(bias.data(), {4});
+  EXPECT_EQ(route(router, inputs).ids, (std::vector<std::int32_t>{2, 3}));
+}
+
 TEST(RouterForward, GroupScoreIsTheSumOfTheTwoHighest) {
   // Group 0 has the best expert (0.9 + 0.1), group 1 the best pair (0.7 + 0.6), group 2 the best
   // sum of all three (0.5 + 0.5 + 0.5).

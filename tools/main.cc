@@ -1,10 +1,15 @@
 // The `megamoe` command. Exit codes: 0 success, 1 failure, 2 wrong usage.
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
+#include <iostream>
+#include <new>
 #include <string>
 
 #include "commands/commands.h"
+#include "common/build_info.h"
 
 namespace {
 
@@ -14,12 +19,21 @@ std::string join(int argc, char** argv) {
   return command_line;
 }
 
+/// What was printed may still be in the buffer, and the disk may be full: results that did not get
+/// out are a failure.
+int with_output_written(int code) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  std::fprintf(stderr, "megamoe: cannot write to standard output: %s\n", std::strerror(errno));
+  return 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app{
       "megamoe: Mixture-of-Experts training layers with the network behind the tensor cores"};
   app.require_subcommand(1);
+  app.set_version_flag("--version", "megamoe " + megamoe::tools::build_info().version);
   megamoe::tools::add_info_command(app);
   megamoe::tools::add_bench_command(app, join(argc, argv));
   megamoe::tools::add_train_command(app);
@@ -28,10 +42,14 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     const int code = app.exit(error);
-    return code == 0 ? 0 : 2;
+    std::cout.flush();  // the help goes there
+    return code == 0 ? with_output_written(std::cout.good() ? 0 : 1) : 2;
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "megamoe: not enough memory on this machine for this shape\n");
+    return 1;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "megamoe: %s\n", error.what());
     return 1;
   }
-  return 0;
+  return with_output_written(0);
 }

@@ -2,12 +2,16 @@
 // after the other: on one GPU as the only rank, and as both ranks of a group of two with half of
 // the SMs each. Peer memory is this GPU's own: NVLink is not in these numbers.
 //
-//   overlap_bench [--shapes qwen3-30b,qwen3-235b] [--tokens 8192] [--json out.json]
+//   overlap_bench [--shapes qwen3-30b,qwen3-235b] [--stages gate_up,pulls] [--tokens 8192] [--json
+//   out.json]
+//
+// --stages: only those whose names contain one of these.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <functional>
 #include <random>
+#include <sstream>
 #include <string>
 
 #include "gpu/overlap_world.cuh"
@@ -36,10 +40,11 @@ struct Record {
 class GroupBench {
  public:
   GroupBench(const Shape& shape, int num_ranks, int num_tokens, double dense,
-             std::vector<Record>& records)
+             const std::string& stages, std::vector<Record>& records)
       : shape_(shape),
         dims_(dims_of(shape, num_ranks, num_tokens)),
         dense_(dense),
+        stages_(stages),
         records_(records),
         layers_(dims_) {
     layers_.options.expected_group_rows = 2 * num_tokens * shape.num_slots / shape.num_experts;
@@ -59,11 +64,11 @@ class GroupBench {
       gpu::order_pulls(l.rank().view, l.plan(), l.forward_rows(), l.rank().stream);
     };
     const auto gate_up = [this](LayerRank& l) {
-      multiply_gate_up(l.groups(), l.x_CH(), l.experts().gate(), l.experts().up(), {}, {}, l.a_CI(),
-                       options_of(l));
+      multiply_gate_up(l.groups(), {}, l.x_CH(), l.experts().gate(), l.experts().up(), {}, {},
+                       l.a_CI(), options_of(l));
     };
     const auto gate_up_and_pull = [this](LayerRank& l) {
-      gpu::gate_up_and_pull(l.rank().view, l.plan(), l.forward_rows(), l.tensors({}, {}),
+      gpu::gate_up_and_pull(l.rank().view, l.plan(), {}, l.forward_rows(), l.tensors({}, {}),
                             options_of(l));
     };
     const auto down = [this](LayerRank& l) {
@@ -89,7 +94,7 @@ class GroupBench {
     check_cuda(cudaMemset(no_rows.data(), 0, no_rows.size()), "memset");
     time("order, pulls alone", 0, [&](LayerRank& l) {
       order(l);
-      gpu::gate_up_and_pull(l.rank().view, no_rows.data(), l.forward_rows(), l.tensors({}, {}),
+      gpu::gate_up_and_pull(l.rank().view, no_rows.data(), {}, l.forward_rows(), l.tensors({}, {}),
                             options_of(l));
     });
     time("gate_up_and_pull, all here", 4, gate_up_and_pull);
@@ -105,6 +110,13 @@ class GroupBench {
          [this](LayerRank& l) { l.enqueue_backward(Overlap::off, layers_.options); });
     time("backward, overlapped", 10,
          [this](LayerRank& l) { l.enqueue_backward(Overlap::on, layers_.options); });
+    // The same with g and u kept: p, dx.
+    set_memory(testing::Memory::saved);
+    time("backward saved, chain", 6,
+         [this](LayerRank& l) { l.enqueue_backward(Overlap::off, layers_.options); });
+    time("backward saved, overlapped", 6,
+         [this](LayerRank& l) { l.enqueue_backward(Overlap::on, layers_.options); });
+    set_memory(testing::Memory::recompute);
     time("dx", 4, [this](LayerRank& l) {
       multiply_dx(l.groups(), l.dg_CI(), l.du_CI(), l.experts().gate(), l.experts().up(),
                   l.results_CH(), options_of(l));
@@ -133,6 +145,11 @@ class GroupBench {
     return options;
   }
 
+  void set_memory(testing::Memory memory) {
+    layers_.set(memory, {});
+    layers_.forward(Overlap::off);
+  }
+
   /// Distinct experts for each token, uniformly at random.
   void fill(GpuRank& rank, int seed, int num_tokens) const {
     std::mt19937 random(77 + seed);
@@ -154,9 +171,19 @@ class GroupBench {
     testing::fill_random(rank.dy, 201 + seed, 1.0F);
   }
 
+  [[nodiscard]] bool is_wanted(const std::string& stage) const {
+    if (stages_.empty()) return true;
+    std::istringstream names(stages_);
+    for (std::string name; std::getline(names, name, ',');) {
+      if (stage.find(name) != std::string::npos) return true;
+    }
+    return false;
+  }
+
   /// All ranks begin together; the time of the last one.
   void time(const std::string& stage, double flops_a_row,
             const std::function<void(LayerRank&)>& step) {
+    if (!is_wanted(stage)) return;
     cudaStream_t first = layers_.layer(0).rank().stream;
     const auto launch = [&] {
       fork(first);
@@ -222,6 +249,7 @@ class GroupBench {
   Shape shape_;
   WorkspaceDims dims_;
   double dense_;
+  std::string stages_;
   std::vector<Record>& records_;
   LayerRanks layers_;
 };
@@ -241,11 +269,13 @@ void write_json(const std::string& path, const std::vector<Record>& records, dou
 
 int run(int argc, char** argv) {
   std::string shape_names = "qwen3-30b,qwen3-235b,deepseek-v3";
+  std::string stages;
   std::string json;
   int num_tokens = 8192;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string name = argv[i];
     if (name == "--shapes") shape_names = argv[i + 1];
+    if (name == "--stages") stages = argv[i + 1];
     if (name == "--tokens") num_tokens = std::stoi(argv[i + 1]);
     if (name == "--json") json = argv[i + 1];
   }
@@ -255,7 +285,7 @@ int run(int argc, char** argv) {
   for (const Shape& shape : shapes()) {
     if (("," + shape_names + ",").find("," + shape.name + ",") == std::string::npos) continue;
     for (const int num_ranks : {1, 2}) {
-      GroupBench(shape, num_ranks, num_tokens, dense, records).run();
+      GroupBench(shape, num_ranks, num_tokens, dense, stages, records).run();
     }
   }
   if (!json.empty()) write_json(json, records, dense);

@@ -42,7 +42,8 @@ class Communicator {
   static constexpr int kHostMemory = -1;
 
   virtual void barrier(const char* what, double deadline_s) = 0;
-  /// Gathers `bytes` of every rank into `all` (size() * bytes), in rank order. For small data.
+  /// Gathers `bytes` of every rank into `all` (size() * bytes), in rank order. `mine` must not
+  /// overlap `all`, not even as this rank's part of it. For small data.
   virtual void all_gather(const void* mine, void* all, std::size_t bytes, const char* what,
                           double deadline_s) = 0;
   /// values[i] becomes the fp32 sum over ranks 0, 1, ... in that order; the same bits on every

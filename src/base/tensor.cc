@@ -1,5 +1,7 @@
 #include "megamoe/tensor.h"
 
+#include <algorithm>
+
 namespace megamoe {
 
 std::int64_t dtype_bytes(DType dtype) {
@@ -39,7 +41,7 @@ std::string describe(const ConstTensorView& tensor) {
   if (tensor.absent()) return "absent";
   const auto list = [&](const auto& values) {
     std::string text = "[";
-    for (int dim = 0; dim < tensor.num_dims; ++dim) {
+    for (int dim = 0; dim < std::min(tensor.num_dims, kMaxTensorRank); ++dim) {
       if (dim > 0) text += ", ";
       text += std::to_string(values[dim]);
     }

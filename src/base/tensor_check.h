@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <string>
 
+#include "megamoe/error.h"
 #include "megamoe/tensor.h"
 
 namespace megamoe::detail {
@@ -12,13 +13,20 @@ namespace megamoe::detail {
 /// A size that the check does not prescribe.
 inline constexpr std::int64_t kAnySize = -1;
 
-[[noreturn]] void refuse(const std::string& message);
+/// Rows of a written tensor must not overlap; those of a read one may (an expanded tensor has
+/// stride 0).
+enum class Access : std::uint8_t { read, write };
 
-/// Throws invalid_argument, naming the tensor and saying what was expected and what came, unless it
-/// is present, has one of the dtypes and the sizes, an inner stride of 1, outer strides that keep
-/// rows apart, and a pointer that is aligned to its elements and not null (unless it is empty).
+[[noreturn]] void refuse(const std::string& message, ErrorCode code = ErrorCode::invalid_argument);
+
+/// Throws an Error whose message begins with `name` and says what was expected and what came,
+/// unless the tensor is present, has one of the dtypes and the sizes, and, if it has elements, a
+/// pointer that is aligned to them and not null, an inner stride of 1, and outer strides that suit
+/// the access and stay within 64 bits. The code is invalid_argument, but unsupported for fp16 where
+/// bf16 would do.
 void check_tensor(const char* name, const ConstTensorView& tensor,
-                  std::initializer_list<DType> dtypes, std::initializer_list<std::int64_t> sizes);
+                  std::initializer_list<DType> dtypes, std::initializer_list<std::int64_t> sizes,
+                  Access access);
 
 /// First element of row `row` of a checked matrix.
 template <class T>

@@ -40,9 +40,9 @@ struct GpuSymmetricLayout {
   Region<device::SignalValue> signals;    ///< [kNumSignals, R], written by rank r
   Region<device::CallHeader> headers_2R;  ///< written by rank r
   Region<std::int32_t> counts_2RE;        ///< row r written by rank r
+  SymmetricLayout exchange;
   Region<std::int32_t> first_pull_E;      ///< E + 1: where the rank's pulls begin that need each
                                           ///< expert first, and their end
-  SymmetricLayout exchange;
   std::int64_t bytes = 0;
 };
 
@@ -53,9 +53,10 @@ inline GpuSymmetricLayout gpu_symmetric_layout(const WorkspaceDims& dims) {
   layout.signals = regions.take<device::SignalValue>(device::kNumSignals * num_ranks);
   layout.headers_2R = regions.take<device::CallHeader>(2 * num_ranks);
   layout.counts_2RE = regions.take<std::int32_t>(2 * num_ranks * kMaxExperts);
-  layout.first_pull_E = regions.take<std::int32_t>(kMaxExperts + 1);
   layout.exchange = symmetric_layout(dims, regions.bytes());
-  layout.bytes = layout.exchange.bytes;
+  RegionAllocator behind_exchange(layout.exchange.bytes);
+  layout.first_pull_E = behind_exchange.take<std::int32_t>(dims.routing.num_experts + 1);
+  layout.bytes = behind_exchange.bytes();
   return layout;
 }
 
@@ -64,11 +65,11 @@ struct CallPlanLayout {
   Region<std::int32_t> ids_TK;
   Region<float> weights_TK;
   Region<std::int32_t> counts_RE;
-  Region<std::int64_t> expert_begin;   ///< e + 1
-  Region<std::int32_t> group_begin_e;  ///< the same as products read them, and
-  Region<std::int32_t> group_count_e;  ///< rows without padding; all 0 where the call failed
-  Region<std::int32_t> kept_count_e;   ///< rows of the group whose g and u are kept, and
-  Region<std::int32_t> other_begin_e;  ///< the group's other rows, which follow them
+  Region<std::int64_t> expert_begin;    ///< e + 1
+  Region<std::int32_t> group_begin_e;   ///< the same as products read them, and
+  Region<std::int32_t> group_count_e;   ///< rows without padding; all 0 where the call failed
+  Region<std::int32_t> kept_count_e;    ///< rows of the group whose g and u are kept, and
+  Region<std::int32_t> other_begin_e;   ///< the group's other rows, which follow them
   Region<std::int32_t> other_count_e;
   Region<std::uint64_t> forward_epoch;  ///< one; 0 where the forward call failed
   std::int64_t bytes = 0;
@@ -157,7 +158,7 @@ inline PlanScratchLayout plan_scratch_layout(const WorkspaceDims& workspace) {
 /// What only the rank itself uses. The scratch lies first: its control block is that of all layers.
 struct GpuLocalLayout {
   PlanScratchLayout scratch;
-  LocalLayout rows;              ///< with padded_row_capacity() rows
+  LocalLayout rows;             ///< with padded_row_capacity() rows
   Region<std::byte> spare_plan;  ///< for calls that the host refuses before they have a plan
   std::int64_t bytes = 0;
 };

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "cpu/product.h"
+#include "cpu/widen-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -43,14 +44,10 @@ inline void pack_contiguous_k(Operand source, std::int64_t num_rows, std::int64_
 template <class D>
 HWY_INLINE std::int64_t widen(D d, const bf16* HWY_RESTRICT source, std::int64_t count,
                               float* HWY_RESTRICT target) {
-  const hn::RebindToUnsigned<D> d_u32;
-  const hn::Rebind<std::uint16_t, D> d_u16;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   std::int64_t done = 0;
   for (; done + lanes <= count; done += lanes) {
-    const auto bits = hn::LoadU(d_u16, &source[done].bits);
-    const auto wide = hn::ShiftLeft<16>(hn::PromoteTo(d_u32, bits));
-    hn::StoreU(hn::BitCast(d, wide), d, target + done);
+    hn::StoreU(widen_lanes(d, source + done), d, target + done);
   }
   return done;
 }

@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdint>
 
 #include "base/activation.h"
 #include "cpu/product.h"
+#include "cpu/row_ops.h"
 
 namespace megamoe::cpu {
 namespace {
@@ -76,7 +76,7 @@ void send_rows(const StageContext& stage, const Tile& tile, const ThreadScratch&
   for (std::int64_t i = 0; i < tile.num_rows; ++i) {
     bf16* out = slot_row(stage, stage.buffers.origin_C[tile.row_begin + i]) + tile.col_begin;
     const float* values = scratch.tile.data() + i * kTileColumns;
-    std::transform(values, values + tile.num_cols, out, to_bf16);
+    round_row(values, tile.num_cols, out);
   }
 }
 
@@ -203,7 +203,7 @@ struct OuterProduct {
 void store_gradient(const TensorView& out, WeightGradientMode mode, std::int64_t index,
                     const float* values, std::int64_t count) {
   if (mode == WeightGradientMode::store_bf16) {
-    std::transform(values, values + count, static_cast<bf16*>(out.data) + index, to_bf16);
+    round_row(values, count, static_cast<bf16*>(out.data) + index);
     return;
   }
   float* target = static_cast<float*>(out.data) + index;
@@ -260,9 +260,9 @@ void reduce_slots(const StageContext& stage, const CpuCallState& state, const Te
         if (state.ids_TK[token * top_k + slot] < 0) continue;  // its row holds anything
         const float w = weight(token * top_k + slot);
         const bf16* row = rows_KH + slot * hidden + begin;
-        for (std::int64_t j = 0; j < count; ++j) sums[j] = std::fma(w, to_float(row[j]), sums[j]);
+        add_weighted_row(w, row, count, sums);
       }
-      std::transform(sums, sums + count, out_H + begin, to_bf16);
+      round_row(sums, count, out_H + begin);
     }
   });
 }

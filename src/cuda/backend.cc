@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <span>
 #include <string>
 #include <thread>
 
 #include "cuda/check_arguments.h"
 #include "cuda/entry.h"
+#include "kernels/exchange/exchange.h"
 #include "kernels/failure.h"
+#include "kernels/forward/forward.h"
 #include "kernels/reduce/reduce.h"
 
 namespace megamoe::cuda {
@@ -97,7 +100,8 @@ CudaBackend::RowBuffers CudaBackend::make_buffers() const {
   return {tensor_view(layout.x_CH.in(local), {padded_rows_, hidden}),
           tensor_view(layout.dy_CH.in(local), {padded_rows_, hidden}),
           tensor_view(layout.a_CI.in(local), {padded_rows_, intermediate}),
-          tensor_view(layout.dg_CI.in(local), {padded_rows_, intermediate}),
+          expected_.gated ? tensor_view(layout.dg_CI.in(local), {padded_rows_, intermediate})
+                          : TensorView{},
           tensor_view(layout.du_CI.in(local), {padded_rows_, intermediate}),
           layout.origin_C.in(local),
           layout.weight_C.in(local),
@@ -130,8 +134,8 @@ products::LaunchOptions CudaBackend::launch_options(std::int64_t num_tokens,
   products::LaunchOptions options;
   options.stream = stream;
   options.num_sms = config_.num_sms;
-  options.expected_group_rows = static_cast<int>(
-      num_tokens * dims_.routing.num_ranks * dims_.routing.top_k / dims_.routing.num_experts);
+  options.expected_group_rows = static_cast<int>(num_tokens * dims_.routing.num_ranks *
+                                                 dims_.routing.top_k / dims_.routing.num_experts);
   return options;
 }
 
@@ -189,8 +193,10 @@ void CudaBackend::forward(CallState& call_state, const ForwardInput& input,
   TensorView g;
   TensorView u;
   if (saved_rows > 0) {
-    g = tensor_view(reinterpret_cast<bf16*>(state.saved_g.data()),
-                    {saved_rows, dims_.intermediate_dim});
+    if (expected_.gated) {
+      g = tensor_view(reinterpret_cast<bf16*>(state.saved_g.data()),
+                      {saved_rows, dims_.intermediate_dim});
+    }
     u = tensor_view(reinterpret_cast<bf16*>(state.saved_u.data()),
                     {saved_rows, dims_.intermediate_dim});
   }
@@ -204,15 +210,26 @@ void CudaBackend::forward(CallState& call_state, const ForwardInput& input,
   gpu::write_pull_lists(view_, plan, num_tokens, stream);
   memory_.stages.start("meet", stream);
   gpu::meet(view_, plan, Signal::rows_staged, stream);
-  memory_.stages.start("pull", stream);
-  gpu::pull_rows(view_, plan, {rows_of(rows_.x_CH), nullptr, nullptr, rows_.origin_C}, stream);
-  memory_.stages.start("gate_up", stream);
-  products::multiply_gate_up(all_rows(plan), rows_.x_CH, experts.gate, experts.up, g, u,
-                             rows_.a_CI, launch);
-  memory_.stages.start("down", stream);
-  products::multiply_down(all_rows(plan), rows_.a_CI, experts.down, rows_.dy_CH, launch);
-  memory_.stages.start("push", stream);
-  gpu::push_rows(view_, plan, rows_of(rows_.dy_CH), rows_.origin_C, {}, stream);
+  const gpu::PulledRows pulled{rows_of(rows_.x_CH), nullptr, nullptr, rows_.origin_C};
+  if (config_.overlap == Overlap::on) {
+    memory_.stages.start("order_pulls", stream);
+    gpu::order_pulls(view_, plan, pulled, stream);
+    memory_.stages.start("gate_up", stream);
+    gpu::gate_up_and_pull(view_, plan, config_.activation, pulled,
+                          {experts.gate, experts.up, g, u, rows_.a_CI}, launch);
+    memory_.stages.start("down", stream);
+    gpu::down_and_push(view_, plan, rows_.origin_C, rows_.a_CI, experts.down, launch);
+  } else {
+    memory_.stages.start("pull", stream);
+    gpu::pull_rows(view_, plan, pulled, stream);
+    memory_.stages.start("gate_up", stream);
+    products::multiply_gate_up(all_rows(plan), config_.activation, rows_.x_CH, experts.gate,
+                               experts.up, g, u, rows_.a_CI, launch);
+    memory_.stages.start("down", stream);
+    products::multiply_down(all_rows(plan), rows_.a_CI, experts.down, rows_.dy_CH, launch);
+    memory_.stages.start("push", stream);
+    gpu::push_rows(view_, plan, rows_of(rows_.dy_CH), rows_.origin_C, {}, stream);
+  }
   memory_.stages.start("meet", stream);
   gpu::meet(view_, plan, Signal::results_sent, stream);
   memory_.stages.start("reduce", stream);
@@ -221,35 +238,86 @@ void CudaBackend::forward(CallState& call_state, const ForwardInput& input,
   memory_.order.leave(stream);
 }
 
-/// dg, du and w a of all rows: of those whose g and u are kept from them, of the others from g and u
-/// that are computed again into the buffers of dg and du.
+/// g and u of the rows of `groups` from their x, into the buffers of dg and du, which then take
+/// their place.
+void CudaBackend::gradient_of_unsaved(const products::GroupedRows& groups,
+                                      const BackwardInput& input,
+                                      const products::LaunchOptions& launch) {
+  memory_.stages.start("gate_up_again", launch.stream);
+  products::multiply_gate_up(groups, config_.activation, rows_.x_CH, input.experts.gate,
+                             input.experts.up, rows_.dg_CI, rows_.du_CI, rows_.a_CI, launch);
+  gradient_of(groups, rows_.dg_CI, rows_.du_CI, input, launch);
+}
+
+void CudaBackend::gradient_of(const products::GroupedRows& groups, const TensorView& g_CI,
+                              const TensorView& u_CI, const BackwardInput& input,
+                              const products::LaunchOptions& launch) {
+  memory_.stages.start("p", launch.stream);
+  products::multiply_gate_up_gradient(
+      groups, config_.activation, rows_.dy_CH, input.experts.down, g_CI, u_CI, rows_.weight_C,
+      {rows_.dg_CI, rows_.du_CI, rows_.a_CI, rows_.dweight_segments}, launch);
+}
+
+/// Rows to this rank, then dg, du and w a: where g and u are kept, from them, else from g and u
+/// that are computed again.
 void CudaBackend::gate_up_gradient(const CudaCallState& state, const BackwardInput& input,
                                    const products::LaunchOptions& launch) {
   std::byte* plan = state.plan.data();
-  const products::GateUpGradientOutputs outputs{rows_.dg_CI, rows_.du_CI, rows_.a_CI,
-                                                rows_.dweight_segments};
-  const auto compute_again = [&](const products::GroupedRows& groups) {
-    memory_.stages.start("gate_up_again", launch.stream);
-    products::multiply_gate_up(groups, rows_.x_CH, input.experts.gate, input.experts.up,
-                               rows_.dg_CI, rows_.du_CI, rows_.a_CI, launch);
-    memory_.stages.start("p", launch.stream);
-    products::multiply_gate_up_gradient(groups, rows_.dy_CH, input.experts.down, rows_.dg_CI,
-                                        rows_.du_CI, rows_.weight_C, outputs, launch);
-  };
+  const gpu::PulledRows pulled{rows_of(rows_.x_CH), rows_of(rows_.dy_CH), rows_.weight_C,
+                               rows_.origin_C};
+  const bool overlap = config_.overlap == Overlap::on;
+  memory_.stages.start(overlap ? "order_pulls" : "pull", launch.stream);
+  if (overlap) {
+    gpu::order_pulls(view_, plan, pulled, launch.stream);
+  } else {
+    gpu::pull_rows(view_, plan, pulled, launch.stream);
+  }
   if (saved_rows_ == 0) {
-    compute_again(all_rows(plan));
+    if (!overlap) {
+      gradient_of_unsaved(all_rows(plan), input, launch);
+      return;
+    }
+    memory_.stages.start("gate_up_again", launch.stream);
+    gpu::gate_up_and_pull(
+        view_, plan, config_.activation, pulled,
+        {input.experts.gate, input.experts.up, rows_.dg_CI, rows_.du_CI, rows_.a_CI}, launch);
+    gradient_of(all_rows(plan), rows_.dg_CI, rows_.du_CI, input, launch);
     return;
   }
-  const auto saved = [&](const DeviceMemory& memory) {
+  const auto saved = [&](const DeviceMemory& memory) -> TensorView {
+    if (memory.data() == nullptr) return {};  // g of an activation without a gate
     return tensor_view(reinterpret_cast<bf16*>(memory.data()),
                        {saved_rows_, dims_.intermediate_dim});
   };
   const bool all_saved = saved_rows_ == padded_rows_;
   if (!all_saved) gpu::split_groups(view_, plan, saved_rows_, launch.stream);
-  products::multiply_gate_up_gradient(all_saved ? all_rows(plan) : kept_rows(plan), rows_.dy_CH,
-                                      input.experts.down, saved(state.saved_g),
-                                      saved(state.saved_u), rows_.weight_C, outputs, launch);
-  if (!all_saved) compute_again(other_rows(plan));
+  const products::GroupedRows kept = all_saved ? all_rows(plan) : kept_rows(plan);
+  if (overlap) {
+    memory_.stages.start("p", launch.stream);
+    gpu::gate_up_gradient_and_pull(view_, kept, config_.activation, pulled, input.experts.down,
+                                   saved(state.saved_g), saved(state.saved_u),
+                                   {rows_.dg_CI, rows_.du_CI, rows_.a_CI, rows_.dweight_segments},
+                                   launch);
+  } else {
+    gradient_of(kept, saved(state.saved_g), saved(state.saved_u), input, launch);
+  }
+  if (!all_saved) gradient_of_unsaved(other_rows(plan), input, launch);
+}
+
+void CudaBackend::weight_gradients(std::byte* plan, const ExpertGradients& gradients,
+                                   const products::LaunchOptions& launch) {
+  const std::array all_jobs = {
+      products::WeightGradient{rows_.dy_CH, rows_.a_CI, with_plain_strides(gradients.down)},
+      products::WeightGradient{rows_.du_CI, rows_.x_CH, with_plain_strides(gradients.up)},
+      products::WeightGradient{rows_.dg_CI, rows_.x_CH, with_plain_strides(gradients.gate)}};
+  const std::span jobs = std::span(all_jobs).first(expected_.gated ? 3 : 2);
+  const products::GradientMode mode =
+      config_.weight_gradient_mode == WeightGradientMode::accumulate_fp32
+          ? products::GradientMode::accumulate
+          : products::GradientMode::store;
+  memory_.stages.start("weight_gradients", launch.stream);
+  products::multiply_weight_gradients(all_rows(plan), jobs, mode, launch,
+                                      &view_.control()->call_failed);
 }
 
 void CudaBackend::backward(const CallState* call_state, const BackwardInput& input,
@@ -283,44 +351,40 @@ void CudaBackend::backward(const CallState* call_state, const BackwardInput& inp
   gpu::write_pull_lists(view_, plan, num_tokens, stream);
   memory_.stages.start("meet", stream);
   gpu::meet(view_, plan, Signal::rows_staged, stream);
-  memory_.stages.start("pull", stream);
-  gpu::pull_rows(view_, plan,
-                 {rows_of(rows_.x_CH), rows_of(rows_.dy_CH), rows_.weight_C, rows_.origin_C},
-                 stream);
-  memory_.stages.start("p", stream);
   gate_up_gradient(state, in, launch);
-  const std::array gradients = {
-      products::WeightGradient{rows_.dy_CH, rows_.a_CI, with_plain_strides(output.experts.down)},
-      products::WeightGradient{rows_.dg_CI, rows_.x_CH, with_plain_strides(output.experts.gate)},
-      products::WeightGradient{rows_.du_CI, rows_.x_CH, with_plain_strides(output.experts.up)}};
-  const products::GradientMode mode =
-      config_.weight_gradient_mode == WeightGradientMode::accumulate_fp32
-          ? products::GradientMode::accumulate
-          : products::GradientMode::store;
-  memory_.stages.start("weight_gradients", stream);
-  products::multiply_weight_gradients(all_rows(plan), gradients, mode, launch,
-                                      &view_.control()->call_failed);
-  memory_.stages.start("dx", stream);
-  // The weight gradients have read x: dx takes its place.
-  products::multiply_dx(all_rows(plan), rows_.dg_CI, rows_.du_CI, in.experts.gate, in.experts.up,
-                        rows_.x_CH, launch);
   const gpu::DweightSegments segments{
       rows_.dweight_segments, padded_rows_,
       static_cast<std::int32_t>(num_dweight_segments(dims_.intermediate_dim))};
-  memory_.stages.start("push", stream);
-  gpu::push_rows(view_, plan, rows_of(rows_.x_CH), rows_.origin_C, segments, stream);
+  if (config_.overlap == Overlap::on) {
+    // dx leaves while it is computed; the weight gradients hide what is still on its way.
+    memory_.stages.start("dx", stream);
+    gpu::dx_and_push(view_, plan, rows_.origin_C, rows_.dg_CI, rows_.du_CI, in.experts.gate,
+                     in.experts.up, launch);
+    memory_.stages.start("push", stream);
+    gpu::push_dweights(view_, plan, rows_.origin_C, segments, stream);
+    weight_gradients(plan, output.experts, launch);
+  } else {
+    weight_gradients(plan, output.experts, launch);
+    // They have read x: dx takes its place.
+    memory_.stages.start("dx", stream);
+    products::multiply_dx(all_rows(plan), rows_.dg_CI, rows_.du_CI, in.experts.gate, in.experts.up,
+                          rows_.x_CH, launch);
+    memory_.stages.start("push", stream);
+    gpu::push_rows(view_, plan, rows_of(rows_.x_CH), rows_.origin_C, segments, stream);
+  }
   memory_.stages.start("meet", stream);
   gpu::meet(view_, plan, Signal::results_sent, stream);
   memory_.stages.start("reduce", stream);
-  gpu::reduce_gradients(
-      view_, plan, rows_output(output.dx),
-      {static_cast<float*>(output.dweights.data), output.dweights.strides[0]}, num_tokens, stream);
+  gpu::reduce_gradients(view_, plan, rows_output(output.dx),
+                        {static_cast<float*>(output.dweights.data), output.dweights.strides[0]},
+                        num_tokens, stream);
   memory_.stages.start(StageClock::kEnd, stream);
   memory_.order.leave(stream);
 }
 
-/// Waits for the stream; meanwhile, from time to time, looks whether the peers are still there. Where
-/// one has gone, kernels that wait for it are told to give up. Returns what is known about it.
+/// Waits for the stream; meanwhile, from time to time, looks whether the peers are still there.
+/// Where one has gone, kernels that wait for it are told to give up. Returns what is known about
+/// it.
 std::optional<Error> CudaBackend::wait_for(cudaStream_t stream) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kBusy{2};

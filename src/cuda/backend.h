@@ -50,7 +50,16 @@ class CudaBackend final : public LayerBackend {
   void or_refuse(gpu::CallKind kind, cudaStream_t stream, const std::function<void()>& checks);
   void throw_recorded_failure() const;
   std::optional<Error> wait_for(cudaStream_t stream);
+
+  // Parts of backward().
   void gate_up_gradient(const CudaCallState& state, const BackwardInput& input,
+                        const products::LaunchOptions& launch);
+  void gradient_of(const products::GroupedRows& groups, const TensorView& g_CI,
+                   const TensorView& u_CI, const BackwardInput& input,
+                   const products::LaunchOptions& launch);
+  void gradient_of_unsaved(const products::GroupedRows& groups, const BackwardInput& input,
+                           const products::LaunchOptions& launch);
+  void weight_gradients(std::byte* plan, const ExpertGradients& gradients,
                         const products::LaunchOptions& launch);
 
   LayerConfig config_;

@@ -1,6 +1,7 @@
 #include "cuda/workspace.h"
 
 #include "comm/gpu_workspace_layout.h"
+#include "kernels/forward/forward.h"
 #include "kernels/launch.h"
 #include "kernels/plan/plan.h"
 #include "kernels/products/products.h"
@@ -30,6 +31,7 @@ CudaWorkspace::CudaWorkspace(const LayerConfig& config, Workspace::Impl& workspa
   exchange_offset_ = gpu_symmetric_layout(dims).exchange.staged_rows_TH.offset;
   gpu::load_exchange_kernels();
   products::load_product_kernels();
+  gpu::load_overlap_kernels();
   gpu::RankView view = gpu::make_rank_view(dims, workspace.communicator.rank());
   view.scratch = local.data();
   cudaStream_t stream = nullptr;

@@ -53,11 +53,22 @@ void validate_cuda(const LayerConfig& config, int num_ranks) {
             shape.max_tokens,
             "max_tokens * top_k of all ranks below " + std::to_string(most_rows));
   supported(config.num_sms != 1, "num_sms", config.num_sms, "0 or at least 2");
-  if (config.activation.kind != ActivationKind::swiglu) {
-    throw Error(ErrorCode::unsupported,
-                std::string("activation.kind is ") + to_string(config.activation.kind) +
-                    "; the cuda backend has kernels for swiglu");
-  }
+}
+
+/// A number cast to an enumeration need not be one of its values.
+template <class Enum>
+void require_value(const char* member, Enum value, Enum last) {
+  require(value <= last, member,
+          "is " + std::to_string(static_cast<int>(value)) + ", which is no value of its type");
+}
+
+void require_values(const LayerConfig& config) {
+  require_value("activation.kind", config.activation.kind, ActivationKind::identity);
+  require_value("memory_mode", config.memory_mode, MemoryMode::recompute);
+  require_value("overlap", config.overlap, Overlap::off);
+  require_value("weight_gradient_mode", config.weight_gradient_mode,
+                WeightGradientMode::accumulate_fp32);
+  require_value("backend", config.backend, Backend::cuda);
 }
 
 }  // namespace
@@ -106,6 +117,7 @@ void validate(const LayerConfig& config, int num_ranks) {
   require(shape.num_experts % num_ranks == 0, "shape.num_experts",
           "is " + std::to_string(shape.num_experts) + ", must be divisible by the " +
               std::to_string(num_ranks) + " ranks");
+  require_values(config);
   require_range("row_capacity", config.row_capacity, 0, std::int64_t{1} << 36);
   require_range("saved_row_capacity", config.saved_row_capacity, 0, std::int64_t{1} << 36);
   require_range("num_threads", config.num_threads, 0, 4096);

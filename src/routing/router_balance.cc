@@ -86,7 +86,8 @@ void update_selection_bias(const RouterLoad& global_load, float rate, TensorView
   }
   if (global_load.num_experts() < 1) detail::refuse("global_load has no experts");
   const std::int64_t experts = global_load.num_experts();
-  detail::check_tensor("selection_bias", selection_bias, {DType::fp32}, {experts});
+  detail::check_tensor("selection_bias", selection_bias, {DType::fp32}, {experts},
+                       detail::Access::write);
   auto* bias_E = static_cast<float*>(selection_bias.data);
   const std::int64_t slots = global_load.num_slots();
   for (std::int64_t j = 0; j < experts; ++j) {

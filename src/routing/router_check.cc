@@ -38,12 +38,13 @@ void check_product_operands(const ConstTensorView& x, const ConstTensorView& rou
                             std::int64_t num_tokens, std::int64_t num_experts) {
   std::int64_t hidden = kAnySize;
   if (!x.absent()) {
-    check_tensor("x", x, {DType::bf16}, {num_tokens, kAnySize});
+    check_tensor("x", x, {DType::bf16}, {num_tokens, kAnySize}, Access::read);
     hidden = x.sizes[1];
     if (hidden < 1) refuse("x must have at least one hidden element, got " + describe(x));
   }
   if (!router_weight.absent()) {
-    check_tensor("router_weight", router_weight, {DType::fp32, DType::bf16}, {num_experts, hidden});
+    check_tensor("router_weight", router_weight, {DType::fp32, DType::bf16}, {num_experts, hidden},
+                 Access::read);
   }
 }
 
@@ -95,7 +96,8 @@ RouterCallShape check_forward(const RouterConfig& config, const RouterInputs& in
     if (!inputs.router_weight.absent()) {
       refuse("router_weight must be absent when logits are given");
     }
-    check_tensor("logits", inputs.logits, {DType::fp32, DType::bf16}, {kAnySize, experts});
+    check_tensor("logits", inputs.logits, {DType::fp32, DType::bf16}, {kAnySize, experts},
+                 Access::read);
     shape.num_tokens = inputs.logits.sizes[0];
   } else {
     if (inputs.x.absent()) refuse("x is absent, and so are logits: one of them is needed");
@@ -108,18 +110,20 @@ RouterCallShape check_forward(const RouterConfig& config, const RouterInputs& in
            "] exceed the address space");
   }
   if (!inputs.selection_bias.absent()) {
-    check_tensor("selection_bias", inputs.selection_bias, {DType::fp32}, {experts});
+    check_tensor("selection_bias", inputs.selection_bias, {DType::fp32}, {experts}, Access::read);
     check_bias_finite(inputs.selection_bias);
   }
   if (!inputs.forced_ids.absent()) {
-    check_tensor("forced_ids", inputs.forced_ids, {DType::int32}, {shape.num_tokens, kAnySize});
+    check_tensor("forced_ids", inputs.forced_ids, {DType::int32}, {shape.num_tokens, kAnySize},
+                 Access::read);
     shape.num_slots = inputs.forced_ids.sizes[1];
     if (shape.num_slots < 1) refuse("forced_ids must have at least one slot a token");
     check_forced_ids(inputs.forced_ids, experts);
   }
   check_tensor("expert_ids", outputs.expert_ids, {DType::int32},
-               {shape.num_tokens, shape.num_slots});
-  check_tensor("weights", outputs.weights, {DType::fp32}, {shape.num_tokens, shape.num_slots});
+               {shape.num_tokens, shape.num_slots}, Access::write);
+  check_tensor("weights", outputs.weights, {DType::fp32}, {shape.num_tokens, shape.num_slots},
+               Access::write);
   return shape;
 }
 
@@ -145,19 +149,20 @@ void check_backward(const RouterConfig& config, const RouterContext& context,
   const std::int64_t tokens = context.num_tokens();
   const std::int64_t experts = config.num_experts;
   check_tensor("d_weights", inputs.d_weights, {DType::fp32},
-               {tokens, context.expert_ids().sizes[1]});
+               {tokens, context.expert_ids().sizes[1]}, Access::read);
   check_product_operands(inputs.x, inputs.router_weight, tokens, experts);
   if (!outputs.d_logits.absent()) {
-    check_tensor("d_logits", outputs.d_logits, {DType::fp32}, {tokens, experts});
+    check_tensor("d_logits", outputs.d_logits, {DType::fp32}, {tokens, experts}, Access::write);
   }
   if (!outputs.d_x.absent()) {
     if (inputs.router_weight.absent()) refuse("router_weight is absent: d_x needs it");
-    check_tensor("d_x", outputs.d_x, {DType::fp32}, {tokens, inputs.router_weight.sizes[1]});
+    check_tensor("d_x", outputs.d_x, {DType::fp32}, {tokens, inputs.router_weight.sizes[1]},
+                 Access::write);
   }
   if (!outputs.d_router_weight.absent()) {
     if (inputs.x.absent()) refuse("x is absent: d_router_weight needs it");
     check_tensor("d_router_weight", outputs.d_router_weight, {DType::fp32},
-                 {experts, inputs.x.sizes[1]});
+                 {experts, inputs.x.sizes[1]}, Access::write);
   }
   if (config.aux_loss_alpha == 0.0F) return;
   if (inputs.global_load == nullptr) {

@@ -20,7 +20,8 @@ std::size_t highest(std::span<const Real> values) {
   return static_cast<std::size_t>(std::max_element(values.begin(), values.end()) - values.begin());
 }
 
-/// Sum of the two highest scores (of the only one in a group of one).
+/// Sum of the two highest scores (of the only one in a group of one); above the mask even where
+/// the sum of two biases overflows.
 template <class Real>
 Real group_score(std::span<const Real> choice) {
   Real first = kMasked<Real>;
@@ -29,7 +30,8 @@ Real group_score(std::span<const Real> choice) {
     second = std::max(second, std::min(first, score));
     first = std::max(first, score);
   }
-  return choice.size() == 1 ? first : first + second;
+  if (choice.size() == 1) return first;
+  return std::max(first + second, std::numeric_limits<Real>::lowest());
 }
 
 /// Masks the experts of all but the top_groups best groups. The mask is -infinity: with a negative

@@ -10,25 +10,20 @@
 #include "gpu/bit_hash.cuh"
 #include "gpu/gpu_ranks.cuh"
 #include "kernels/forward/forward.h"
-#include "kernels/products/entries.h"
 #include "kernels/products/products.h"
 
 namespace megamoe::testing {
 
 enum class Overlap { off, on };
 
+/// What a backward call has of its forward call's g and u.
+enum class Memory { recompute, saved };
+
 /// First launches load code, for which they may wait for kernels that wait for a peer.
 inline void load_layer_kernels() {
   gpu::load_exchange_kernels();
   gpu::load_overlap_kernels();
-  for (const void* kernel :
-       {products::down_sharing_rows(), products::down_sharing_channels(),
-        products::gate_up_sharing_rows(), products::gate_up_sharing_channels(),
-        products::gate_up_saving_sharing_rows(), products::gate_up_saving_sharing_channels(),
-        products::dx_sharing_rows(), products::dx_sharing_channels(),
-        products::gate_up_gradient_sharing_rows(), products::gate_up_gradient_sharing_channels()}) {
-    gpu::load_kernel(kernel);
-  }
+  products::load_product_kernels();
 }
 
 /// The experts of one rank and what their products leave.
@@ -43,6 +38,8 @@ struct ExpertBuffers {
         down_eHI(gate_eIH.size()),
         g_CI(capacity * intermediate),
         u_CI(g_CI.size()),
+        kept_g_CI(g_CI.size()),
+        kept_u_CI(g_CI.size()),
         a_CI(g_CI.size()),
         dg_CI(g_CI.size()),
         du_CI(g_CI.size()) {
@@ -80,6 +77,8 @@ struct ExpertBuffers {
   DeviceBuffer<bf16> down_eHI;
   DeviceBuffer<bf16> g_CI;
   DeviceBuffer<bf16> u_CI;
+  DeviceBuffer<bf16> kept_g_CI;  ///< from the forward call to the backward call
+  DeviceBuffer<bf16> kept_u_CI;
   DeviceBuffer<bf16> a_CI;
   DeviceBuffer<bf16> dg_CI;
   DeviceBuffer<bf16> du_CI;
@@ -95,12 +94,15 @@ class LayerRank {
     enqueue_forward_plan();
     if (overlap == Overlap::on) {
       gpu::order_pulls(rank_.view, plan(), forward_rows(), rank_.stream);
-      gpu::gate_up_and_pull(rank_.view, plan(), forward_rows(), tensors({}, {}), options);
+      gpu::gate_up_and_pull(rank_.view, plan(), activation, forward_rows(), kept_tensors(),
+                            options);
       gpu::down_and_push(rank_.view, plan(), rank_.origin_C.data(), a_CI(), experts_.down(),
                          options);
     } else {
       gpu::pull_rows(rank_.view, plan(), forward_rows(), rank_.stream);
-      multiply_gate_up(groups(), x_CH(), experts_.gate(), experts_.up(), {}, {}, a_CI(), options);
+      const gpu::GateUpTensors kept = kept_tensors();
+      multiply_gate_up(groups(), activation, x_CH(), kept.gate_eIH, kept.up_eIH, kept.g_CI,
+                       kept.u_CI, a_CI(), options);
       multiply_down(groups(), a_CI(), experts_.down(), results_CH(), options);
       gpu::push_rows(rank_.view, plan(), rank_.results_CH.data(), rank_.origin_C.data(), {},
                      rank_.stream);
@@ -109,24 +111,33 @@ class LayerRank {
     gpu::reduce_outputs(rank_.view, plan(), rank_.output(), rank_.num_tokens, rank_.stream);
   }
 
-  /// Recomputes g and u.
   void enqueue_backward(Overlap overlap, const products::LaunchOptions& launch) {
     const products::LaunchOptions options = on_stream(launch);
     enqueue_backward_plan();
     if (overlap == Overlap::on) {
       gpu::order_pulls(rank_.view, plan(), backward_rows(), rank_.stream);
-      gpu::gate_up_and_pull(rank_.view, plan(), backward_rows(), tensors(g_CI(), u_CI()), options);
-      enqueue_gate_up_gradient(options);
-      gpu::dx_and_push(rank_.view, plan(), rank_.origin_C.data(), dg_CI(), du_CI(), experts_.gate(),
+      if (memory == Memory::recompute) {
+        gpu::gate_up_and_pull(rank_.view, plan(), activation, backward_rows(),
+                              tensors(g_CI(), u_CI()), options);
+        enqueue_gate_up_gradient(g_CI(), u_CI(), options);
+      } else {
+        gpu::gate_up_gradient_and_pull(rank_.view, groups(), activation, backward_rows(),
+                                       experts_.down(), kept_g_CI(), kept_u_CI(), gradients(),
+                                       options);
+      }
+      gpu::dx_and_push(rank_.view, plan(), rank_.origin_C.data(), dg_CI(), du_CI(), gate(),
                        experts_.up(), options);
       gpu::push_dweights(rank_.view, plan(), rank_.origin_C.data(), rank_.segments(), rank_.stream);
     } else {
       gpu::pull_rows(rank_.view, plan(), backward_rows(), rank_.stream);
-      multiply_gate_up(groups(), x_CH(), experts_.gate(), experts_.up(), g_CI(), u_CI(), a_CI(),
-                       options);
-      enqueue_gate_up_gradient(options);
-      multiply_dx(groups(), dg_CI(), du_CI(), experts_.gate(), experts_.up(), results_CH(),
-                  options);
+      if (memory == Memory::recompute) {
+        multiply_gate_up(groups(), activation, x_CH(), gate(), experts_.up(), g_CI(), u_CI(),
+                         a_CI(), options);
+        enqueue_gate_up_gradient(g_CI(), u_CI(), options);
+      } else {
+        enqueue_gate_up_gradient(kept_g_CI(), kept_u_CI(), options);
+      }
+      multiply_dx(groups(), dg_CI(), du_CI(), gate(), experts_.up(), results_CH(), options);
       gpu::push_rows(rank_.view, plan(), rank_.results_CH.data(), rank_.origin_C.data(),
                      rank_.segments(), rank_.stream);
     }
@@ -154,10 +165,10 @@ class LayerRank {
     gpu::write_pull_lists(rank_.view, plan(), rank_.num_tokens, rank_.stream);
     gpu::meet(rank_.view, plan(), device::Signal::rows_staged, rank_.stream);
   }
-  void enqueue_gate_up_gradient(const products::LaunchOptions& options) {
-    multiply_gate_up_gradient(groups(), experts_.rows(rank_.dy_CH, experts_.hidden),
-                              experts_.down(), g_CI(), u_CI(), rank_.weight_C.data(),
-                              {dg_CI(), du_CI(), a_CI(), rank_.dweight_segments.data()}, options);
+  void enqueue_gate_up_gradient(const TensorView& g, const TensorView& u,
+                                const products::LaunchOptions& options) {
+    multiply_gate_up_gradient(groups(), activation, experts_.rows(rank_.dy_CH, experts_.hidden),
+                              experts_.down(), g, u, rank_.weight_C.data(), gradients(), options);
   }
 
   void poison() {
@@ -205,7 +216,14 @@ class LayerRank {
     return {rank_.x_CH.data(), rank_.dy_CH.data(), rank_.weight_C.data(), rank_.origin_C.data()};
   }
   [[nodiscard]] gpu::GateUpTensors tensors(const TensorView& g, const TensorView& u) {
-    return {experts_.gate(), experts_.up(), g, u, a_CI()};
+    return {gate(), experts_.up(), g, u, a_CI()};
+  }
+  /// Of a forward call.
+  [[nodiscard]] gpu::GateUpTensors kept_tensors() {
+    return memory == Memory::saved ? tensors(kept_g_CI(), kept_u_CI()) : tensors({}, {});
+  }
+  [[nodiscard]] products::GateUpGradientOutputs gradients() {
+    return {dg_CI(), du_CI(), a_CI(), rank_.dweight_segments.data()};
   }
   [[nodiscard]] products::GroupedRows groups() {
     const CallPlanLayout& layout = rank_.view.plan_layout;
@@ -214,13 +232,27 @@ class LayerRank {
   }
   [[nodiscard]] TensorView x_CH() { return experts_.rows(rank_.x_CH, experts_.hidden); }
   [[nodiscard]] TensorView results_CH() { return experts_.rows(rank_.results_CH, experts_.hidden); }
-  [[nodiscard]] TensorView g_CI() { return experts_.rows(experts_.g_CI, experts_.intermediate); }
+  /// What belongs to the gate is absent where there is none.
+  [[nodiscard]] ConstTensorView gate() const {
+    return is_gated(activation.kind) ? experts_.gate() : ConstTensorView{};
+  }
+  [[nodiscard]] TensorView kept_g_CI() { return if_gated(experts_.kept_g_CI); }
+  [[nodiscard]] TensorView kept_u_CI() {
+    return experts_.rows(experts_.kept_u_CI, experts_.intermediate);
+  }
+  [[nodiscard]] TensorView g_CI() { return if_gated(experts_.g_CI); }
   [[nodiscard]] TensorView u_CI() { return experts_.rows(experts_.u_CI, experts_.intermediate); }
   [[nodiscard]] TensorView a_CI() { return experts_.rows(experts_.a_CI, experts_.intermediate); }
-  [[nodiscard]] TensorView dg_CI() { return experts_.rows(experts_.dg_CI, experts_.intermediate); }
+  [[nodiscard]] TensorView dg_CI() { return if_gated(experts_.dg_CI); }
   [[nodiscard]] TensorView du_CI() { return experts_.rows(experts_.du_CI, experts_.intermediate); }
 
+  Memory memory = Memory::recompute;
+  Activation activation;
+
  private:
+  [[nodiscard]] TensorView if_gated(const DeviceBuffer<bf16>& buffer) const {
+    return is_gated(activation.kind) ? experts_.rows(buffer, experts_.intermediate) : TensorView{};
+  }
   [[nodiscard]] products::LaunchOptions on_stream(products::LaunchOptions options) const {
     options.stream = rank_.stream;
     return options;
@@ -242,6 +274,12 @@ class LayerRanks {
     ranks_.synchronize();
   }
 
+  void set(Memory memory, const Activation& activation) {
+    for (auto& layer : layers_) {
+      layer->memory = memory;
+      layer->activation = activation;
+    }
+  }
   void upload(const std::vector<RankInput>& inputs) {
     for (int r = 0; r < num_ranks(); ++r) ranks_.rank(r).upload(inputs[r]);
   }

@@ -93,8 +93,8 @@ struct ProductData {
     if (main_grad != nullptr) reset_main_gradients();
   }
 
-  /// d_gate, d_up, d_down of dg, du, a (for w a), x and dy, in `gradients`, as bf16 or as the fp32
-  /// of `main_grad`.
+  /// d_gate if there is a gate, d_up, d_down of dg, du, a (for w a), x and dy, in `gradients`, as
+  /// bf16 or as the fp32 of `main_grad`.
   [[nodiscard]] std::vector<products::WeightGradient> gradient_jobs(
       float* main_grad = nullptr) const {
     const std::int64_t size = gate_eIH.size();
@@ -103,10 +103,16 @@ struct ProductData {
                  ? tensor_view(gradients.data() + job * size, {num_experts, lines, channels})
                  : tensor_view(main_grad + job * size, {num_experts, lines, channels});
     };
-    return {
-        {rows_view(dg_NI, intermediate), rows_view(x_NH, hidden), out(0, intermediate, hidden)},
-        {rows_view(du_NI, intermediate), rows_view(x_NH, hidden), out(1, intermediate, hidden)},
-        {rows_view(dy_NH, hidden), rows_view(a_NI, intermediate), out(2, hidden, intermediate)}};
+    std::vector<products::WeightGradient> jobs;
+    if (gated()) {
+      jobs.push_back(
+          {rows_view(dg_NI, intermediate), rows_view(x_NH, hidden), out(0, intermediate, hidden)});
+    }
+    jobs.push_back(
+        {rows_view(du_NI, intermediate), rows_view(x_NH, hidden), out(1, intermediate, hidden)});
+    jobs.push_back(
+        {rows_view(dy_NH, hidden), rows_view(a_NI, intermediate), out(2, hidden, intermediate)});
+    return jobs;
   }
 
   [[nodiscard]] products::GroupedRows rows() const {
@@ -115,7 +121,13 @@ struct ProductData {
   [[nodiscard]] TensorView rows_view(const DeviceBuffer<bf16>& buffer, int columns) const {
     return tensor_view(buffer.data(), {capacity, columns});
   }
+  [[nodiscard]] bool gated() const { return is_gated(activation.kind); }
+  /// A row operand that only exists where there is a gate.
+  [[nodiscard]] TensorView gate_rows_view(const DeviceBuffer<bf16>& buffer) const {
+    return gated() ? rows_view(buffer, intermediate) : TensorView{};
+  }
   [[nodiscard]] ConstTensorView gate() const {
+    if (!gated()) return {};
     return tensor_view(gate_eIH.data(), {num_experts, intermediate, hidden});
   }
   [[nodiscard]] ConstTensorView up() const {
@@ -135,6 +147,7 @@ struct ProductData {
   }
   void reset_main_gradients() { fill_constant(*main_grad, 3.0F); }
 
+  Activation activation;  ///< SwiGLU until a test changes it
   int hidden;
   int intermediate;
   int num_experts;
@@ -183,6 +196,8 @@ struct ProductCase {
 enum class SampledProduct { down, gate_up, dx };
 
 struct SampleOperands {
+  Activation activation;
+  int first_source;  ///< 1 where there is no gate
   DotOperand rows[2];
   DotOperand weights[2];
   std::int64_t expert_stride;
@@ -206,15 +221,16 @@ __global__ void sample_errors(SampleOperands operands, const std::int32_t* begin
     const int column =
         static_cast<int>(hash(sample * 3ULL + 19) % static_cast<unsigned>(operands.num_columns));
     double dots[2] = {0.0, 0.0};
-    for (int source = 0; source < (kProduct == SampledProduct::down ? 1 : 2); ++source) {
+    for (int source = operands.first_source; source < (kProduct == SampledProduct::down ? 1 : 2);
+         ++source) {
       DotOperand weights = operands.weights[source];
       weights.data += expert * operands.expert_stride;
       dots[source] = warp_dot(operands.rows[source], row, weights, column, operands.num_k);
     }
     double reference = dots[0] + dots[1];
     if constexpr (kProduct == SampledProduct::gate_up) {
-      const double g = round_bf16(dots[0]);
-      reference = g / (1.0 + exp(-g)) * round_bf16(dots[1]);
+      reference =
+          activation_reference(operands.activation, round_bf16(dots[0]), round_bf16(dots[1])).a;
     }
     add_sample(sums, to_float(operands.out[row * operands.num_columns + column]), reference);
   }
@@ -238,6 +254,7 @@ struct GradientSamples {
   int num_lines[3];
   int num_channels[3];
   double offset;  ///< what the gradient held before
+  int first_job;  ///< 1 where there is no gate
 };
 
 template <class T>
@@ -247,7 +264,7 @@ __global__ void sample_gradient_errors(GradientSamples<T> samples, const std::in
   const int warp = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32);
   const int num_warps = static_cast<int>(gridDim.x * blockDim.x / 32);
   for (int sample = warp; sample < num_samples; sample += num_warps) {
-    const int job = sample % 3;
+    const int job = samples.first_job + sample % (3 - samples.first_job);
     const int expert =
         static_cast<int>(hash(sample * 3ULL + 17) % static_cast<unsigned>(num_experts));
     const std::int64_t line =
@@ -287,7 +304,8 @@ double sampled_gradient_error(const ProductData& d, const T* gradients, double o
                                    gradients,
                                    {d.intermediate, d.intermediate, d.hidden},
                                    {d.hidden, d.hidden, d.intermediate},
-                                   offset};
+                                   offset,
+                                   d.gated() ? 0 : 1};
   const DeviceBuffer<ErrorSums> sums(1);
   check_cuda(cudaMemset(sums.data(), 0, sizeof(ErrorSums)), "memset");
   sample_gradient_errors<<<512, 256>>>(samples, d.begin.data(), d.count.data(), d.num_experts,
@@ -298,12 +316,12 @@ double sampled_gradient_error(const ProductData& d, const T* gradients, double o
 
 /// dg, du and w a together, the largest of their relative errors; infinite if the partial dw is
 /// off.
-__global__ void sample_gate_up_gradient_errors(DotOperand dy, DotOperand down,
-                                               std::int64_t expert_stride, const bf16* g,
-                                               const bf16* u, const bf16* dg, const bf16* du,
-                                               const bf16* wa, const float* row_weights,
-                                               const float* dw_segments, std::int64_t capacity,
-                                               int intermediate, int hidden,
+__global__ void sample_gate_up_gradient_errors(Activation activation, DotOperand dy,
+                                               DotOperand down, std::int64_t expert_stride,
+                                               const bf16* g, const bf16* u, const bf16* dg,
+                                               const bf16* du, const bf16* wa,
+                                               const float* row_weights, const float* dw_segments,
+                                               std::int64_t capacity, int intermediate, int hidden,
                                                const std::int32_t* begin, const std::int32_t* count,
                                                int num_experts, int num_samples, ErrorSums* sums) {
   const int warp = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32);
@@ -326,14 +344,15 @@ __global__ void sample_gate_up_gradient_errors(DotOperand dy, DotOperand down,
     for (int c = first; c < (whole_segment ? first + 64 : first + 1); ++c) {
       const std::int64_t at = row * intermediate + c;
       const double p = warp_dot(dy, row, weights, c, hidden);
-      const double gate = to_float(g[at]);
-      const double sigmoid = 1.0 / (1.0 + exp(-gate));
-      const double a = round_bf16(gate * sigmoid * to_float(u[at]));
+      const ActivationReference reference =
+          activation_reference(activation, to_float(g[at]), to_float(u[at]));
+      const double a = round_bf16(reference.a);
       dw += p * a;
       if (c != first) continue;
-      add_sample(&sums[0], to_float(dg[at]),
-                 w * p * to_float(u[at]) * sigmoid * (1.0 + gate * (1.0 - sigmoid)));
-      add_sample(&sums[1], to_float(du[at]), w * p * gate * sigmoid);
+      if (is_gated(activation.kind)) {
+        add_sample(&sums[0], to_float(dg[at]), w * p * reference.by_g);
+      }
+      add_sample(&sums[1], to_float(du[at]), w * p * reference.by_u);
       add_sample(&sums[2], to_float(wa[at]), w * a);
     }
     if (whole_segment) add_sample(&sums[3], dw_segments[channel / 64 * capacity + row], dw);
@@ -355,19 +374,19 @@ inline double sampled_gate_up_gradient_error(const ProductData& d) {
   const DeviceBuffer<ErrorSums> sums(4);
   check_cuda(cudaMemset(sums.data(), 0, 4 * sizeof(ErrorSums)), "memset");
   sample_gate_up_gradient_errors<<<512, 256>>>(
-      {d.dy_NH.data(), d.hidden, 1}, {d.down_eHI.data(), 1, d.intermediate},
+      d.activation, {d.dy_NH.data(), d.hidden, 1}, {d.down_eHI.data(), 1, d.intermediate},
       std::int64_t{d.hidden} * d.intermediate, d.a_NI.data(), d.du_NI.data(), d.dg_out_NI.data(),
       d.du_out_NI.data(), d.out_NI.data(), d.row_weights.data(), d.dw_segments.data(), d.capacity,
       d.intermediate, d.hidden, d.begin.data(), d.count.data(), d.num_experts, 200000, sums.data());
   const DeviceBuffer<bf16>* outputs[3] = {&d.dg_out_NI, &d.du_out_NI, &d.out_NI};
-  for (int i = 0; i < 3; ++i) {
+  for (int i = d.gated() ? 0 : 1; i < 3; ++i) {
     count_nonzero_pads<<<d.num_experts, 256>>>(outputs[i]->data(), d.intermediate, d.begin.data(),
                                                d.count.data(), sums.data() + i);
   }
   check_cuda(cudaDeviceSynchronize(), "product or its check");
   const std::vector<ErrorSums> all = sums.download();
   if (!(all[3].relative() < kDwTolerance)) return INFINITY;
-  return std::max({all[0].relative(), all[1].relative(), all[2].relative()});
+  return std::max({d.gated() ? all[0].relative() : 0.0, all[1].relative(), all[2].relative()});
 }
 
 inline std::vector<ProductCase> product_cases() {
@@ -380,7 +399,9 @@ inline std::vector<ProductCase> product_cases() {
   const auto gate_up_error = [](ProductData& d) {
     const DotOperand x{d.x_NH.data(), d.hidden, 1};
     return sampled_error<SampledProduct::gate_up>(
-        d, {{x, x},
+        d, {d.activation,
+            d.gated() ? 0 : 1,
+            {x, x},
             {{d.gate_eIH.data(), d.hidden, 1}, {d.up_eIH.data(), d.hidden, 1}},
             std::int64_t{d.hidden} * d.intermediate,
             d.out_NI.data(),
@@ -395,7 +416,9 @@ inline std::vector<ProductCase> product_cases() {
        },
        [](ProductData& d) {
          return sampled_error<SampledProduct::down>(d,
-                                                    {{{d.a_NI.data(), d.intermediate, 1}, {}},
+                                                    {d.activation,
+                                                     0,
+                                                     {{d.a_NI.data(), d.intermediate, 1}, {}},
                                                      {{d.down_eHI.data(), d.intermediate, 1}, {}},
                                                      std::int64_t{d.hidden} * d.intermediate,
                                                      d.out_NH.data(),
@@ -405,26 +428,27 @@ inline std::vector<ProductCase> product_cases() {
        flops(2.0)},
       {"gate_up", kBf16Tolerance, all,
        [](ProductData& d, const LaunchOptions& options) {
-         multiply_gate_up(d.rows(), d.rows_view(d.x_NH, d.hidden), d.gate(), d.up(), {}, {},
-                          d.rows_view(d.out_NI, d.intermediate), options);
+         multiply_gate_up(d.rows(), d.activation, d.rows_view(d.x_NH, d.hidden), d.gate(), d.up(),
+                          {}, {}, d.rows_view(d.out_NI, d.intermediate), options);
        },
        gate_up_error, flops(4.0)},
       {"gate_up_saving", kBf16Tolerance, all,
        [](ProductData& d, const LaunchOptions& options) {
-         multiply_gate_up(d.rows(), d.rows_view(d.x_NH, d.hidden), d.gate(), d.up(),
-                          d.rows_view(d.g_NI, d.intermediate), d.rows_view(d.u_NI, d.intermediate),
+         multiply_gate_up(d.rows(), d.activation, d.rows_view(d.x_NH, d.hidden), d.gate(), d.up(),
+                          d.gate_rows_view(d.g_NI), d.rows_view(d.u_NI, d.intermediate),
                           d.rows_view(d.out_NI, d.intermediate), options);
        },
        gate_up_error, flops(4.0)},
       {"dx", kBf16Tolerance, all,
        [](ProductData& d, const LaunchOptions& options) {
-         multiply_dx(d.rows(), d.rows_view(d.dg_NI, d.intermediate),
-                     d.rows_view(d.du_NI, d.intermediate), d.gate(), d.up(),
-                     d.rows_view(d.out_NH, d.hidden), options);
+         multiply_dx(d.rows(), d.gate_rows_view(d.dg_NI), d.rows_view(d.du_NI, d.intermediate),
+                     d.gate(), d.up(), d.rows_view(d.out_NH, d.hidden), options);
        },
        [](ProductData& d) {
          return sampled_error<SampledProduct::dx>(
-             d, {{{d.dg_NI.data(), d.intermediate, 1}, {d.du_NI.data(), d.intermediate, 1}},
+             d, {d.activation,
+                 d.gated() ? 0 : 1,
+                 {{d.dg_NI.data(), d.intermediate, 1}, {d.du_NI.data(), d.intermediate, 1}},
                  {{d.gate_eIH.data(), 1, d.hidden}, {d.up_eIH.data(), 1, d.hidden}},
                  std::int64_t{d.hidden} * d.intermediate,
                  d.out_NH.data(),
@@ -436,10 +460,9 @@ inline std::vector<ProductCase> product_cases() {
        [](ProductData& d, const LaunchOptions& options) {
          // g is a_NI and u a buffer of its own, so that outputs can be poisoned.
          multiply_gate_up_gradient(
-             d.rows(), d.rows_view(d.dy_NH, d.hidden), d.down(),
-             d.rows_view(d.a_NI, d.intermediate), d.rows_view(d.du_NI, d.intermediate),
-             d.row_weights.data(),
-             {d.rows_view(d.dg_out_NI, d.intermediate), d.rows_view(d.du_out_NI, d.intermediate),
+             d.rows(), d.activation, d.rows_view(d.dy_NH, d.hidden), d.down(),
+             d.gate_rows_view(d.a_NI), d.rows_view(d.du_NI, d.intermediate), d.row_weights.data(),
+             {d.gate_rows_view(d.dg_out_NI), d.rows_view(d.du_out_NI, d.intermediate),
               d.rows_view(d.out_NI, d.intermediate), d.dw_segments.data()},
              options);
        },

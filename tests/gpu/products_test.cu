@@ -234,7 +234,7 @@ TEST_F(Products, FusedGateAndUpAreReadInPlace) {
   const ConstTensorView both = tensor_view(static_cast<const bf16*>(fused.data()), {2, 384, 256});
   const auto run = [&](const ConstTensorView& gate, const ConstTensorView& up) {
     data.poison_outputs();
-    multiply_gate_up(data.rows(), data.rows_view(data.x_NH, 256), gate, up, {}, {},
+    multiply_gate_up(data.rows(), {}, data.rows_view(data.x_NH, 256), gate, up, {}, {},
                      data.rows_view(data.out_NI, 192), {});
     multiply_dx(data.rows(), data.rows_view(data.dg_NI, 192), data.rows_view(data.du_NI, 192), gate,
                 up, data.rows_view(data.out_NH, 256), {});
@@ -246,6 +246,57 @@ TEST_F(Products, FusedGateAndUpAreReadInPlace) {
   };
   EXPECT_EQ(run(expert_rows(both, 0, 192), expert_rows(both, 192, 192)),
             run(data.gate(), data.up()));
+}
+
+constexpr ActivationKind kOtherActivations[] = {ActivationKind::clamped_swiglu,
+                                                ActivationKind::gelu_erf, ActivationKind::gelu_tanh,
+                                                ActivationKind::relu2, ActivationKind::identity};
+/// Below the scale of g and u, so that both sides of the clamp are common.
+constexpr float kClampLimit = 0.75F;
+
+TEST_F(Products, OtherActivationsAreAccurate) {
+  std::vector<std::int32_t> counts(101);
+  std::iota(counts.begin(), counts.end(), 200);
+  counts.insert(counts.begin(), {0, 1, 17, 48, 49});
+  for (const auto& [hidden, intermediate] : {std::pair{256, 192}, {320, 704}}) {
+    ProductData data = make_data(hidden, intermediate, Groups(counts));
+    for (const ActivationKind kind : kOtherActivations) {
+      SCOPED_TRACE(::testing::Message() << to_string(kind) << ", H " << hidden);
+      data.activation = {kind, kClampLimit};
+      expect_accurate(data);
+    }
+  }
+}
+
+TEST_F(Products, OtherActivationsGiveTheSameBitsSavingOrNotAndAgain) {
+  ProductData data = make_data(768, 448, Groups({128, 256, 0, 333, 5, 190}));
+  const auto a_bits = [&](const ProductCase& product) {
+    data.poison_outputs();
+    product.launch(data, {});
+    DeviceBuffer<unsigned long long> sum(1);
+    check_cuda(cudaMemset(sum.data(), 0, 8), "memset");
+    add_bit_hash(data.out_NI.data(), data.out_NI.size() * 2, sum.data());
+    return sum.download()[0];
+  };
+  for (const ActivationKind kind : kOtherActivations) {
+    SCOPED_TRACE(to_string(kind));
+    data.activation = {kind, kClampLimit};
+    unsigned long long plain = 0;
+    for (const ProductCase& product : product_cases()) {
+      if (product.name == "gate_up") plain = a_bits(product);
+      if (product.name == "gate_up_saving") EXPECT_EQ(a_bits(product), plain);
+      if (product.name.starts_with("d")) continue;  // no activation in them
+      const unsigned long long expected = output_bits(data, product, {});
+      for (const int num_sms : {0, 2, 50}) {
+        LaunchOptions options;
+        options.num_sms = num_sms;
+        for (int i = 0; i < 50; ++i) {
+          ASSERT_EQ(output_bits(data, product, options), expected)
+              << product.name << ", SMs " << num_sms << ", repetition " << i;
+        }
+      }
+    }
+  }
 }
 
 TEST_F(Products, RefusalsNameTheArgument) {
@@ -272,6 +323,11 @@ TEST_F(Products, RefusalsNameTheArgument) {
     multiply_down(data.rows(), wrong, data.down(), data.rows_view(data.out_NH, 256), {});
   });
   EXPECT_NE(dtype.find("a: must be bf16"), std::string::npos) << dtype;
+  const std::string gate = refusal([&] {
+    multiply_gate_up(data.rows(), {ActivationKind::relu2}, data.rows_view(data.x_NH, 256),
+                     data.gate(), data.up(), {}, {}, data.rows_view(data.out_NI, 128), {});
+  });
+  EXPECT_NE(gate.find("gate: must be absent"), std::string::npos) << gate;
 }
 
 }  // namespace

@@ -22,6 +22,10 @@ using cuda::DeviceMemory;
 
 constexpr int kNumWarmups = 4;
 constexpr int kNumStagePasses = 5;
+// A chip lowers its clock within tens of milliseconds of full load, so what is to be compared (the
+// layer, other layers, dense products) runs in bursts of about this length, each after a pause.
+constexpr double kBurstMs = 40.0;
+constexpr std::chrono::milliseconds kPause{200};
 
 __device__ std::uint32_t mixed(std::uint64_t value) {
   value = (value ^ (value >> 31)) * 0x7fb5d329728ea185ULL;
@@ -197,9 +201,18 @@ CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
       end.record(stream.get());
       layer.check({stream.get()});
     };
-    for (int repeat = -kNumWarmups; repeat < num_repeats; ++repeat) {
+    for (int warm_up = 0; warm_up < kNumWarmups; ++warm_up) pass();
+    float burst_passes = 0.0F;  // rank 0 decides
+    if (rank == 0) {
+      burst_passes = std::max(1.0F, static_cast<float>(std::floor(kBurstMs / end.ms_since(start))));
+    }
+    group->all_reduce_sum(&burst_passes, 1, "the length of a burst", config.entry_deadline_s);
+    for (int repeat = 0; repeat < num_repeats; ++repeat) {
+      if (repeat % static_cast<int>(burst_passes) == 0) {
+        std::this_thread::sleep_for(kPause);
+        pass();
+      }
       pass();
-      if (repeat < 0) continue;
       forward_RS[rank][repeat] = middle.ms_since(start);
       backward_RS[rank][repeat] = end.ms_since(middle);
     }
@@ -207,6 +220,7 @@ CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
     clock.switch_on();
     std::map<std::string, SamplesMs> forward_stages, backward_stages;
     for (int repeat = 0; repeat < kNumStagePasses; ++repeat) {
+      if (repeat % 2 == 0) std::this_thread::sleep_for(kPause);
       check(cudaStreamSynchronize(stream.get()), "a timed pass");
       group->barrier("a timed pass", config.entry_deadline_s);
       call = layer.forward(tensors.forward_input(), tensors.forward_output(), {stream.get()});
@@ -237,8 +251,8 @@ CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
 
 double dense_tflops(int num_ranks) {
   constexpr std::int64_t kSize = 8192;
-  constexpr int kNumRepeats = 13;
-  constexpr int kNumIgnored = 3;
+  constexpr int kNumRepeats = 27;  // about a burst
+  constexpr int kNumIgnored = 2;
   double slowest = 0.0;
   for (int device = 0; device < std::min(num_ranks, num_cuda_devices()); ++device) {
     const CurrentDevice current(device);
@@ -251,6 +265,7 @@ double dense_tflops(int num_ranks) {
     if (!product.is_available()) return 0.0;
     Event start, end;
     SamplesMs samples;
+    std::this_thread::sleep_for(kPause);
     for (int repeat = 0; repeat < kNumRepeats; ++repeat) {
       start.record(stream.get());
       product.multiply(kSize, a.view<bf16>({kSize, kSize}).data, b.view<bf16>({kSize, kSize}).data,

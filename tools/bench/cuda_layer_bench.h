@@ -20,7 +20,8 @@ struct CudaLayerTimes {
   std::map<std::string, double> backward_stages_ms;
 };
 
-/// Runs `num_repeats` passes after four that are not counted. Every rank has
+/// Runs `num_repeats` passes in bursts of about 40 ms, each after a pause and a pass that is not
+/// counted: the chip's clock falls under sustained load. Every rank has
 /// config.shape.max_tokens tokens; `ids_RTK` holds each rank's ids. Inputs are random at unit scale,
 /// weights at 1/sqrt(fan in). Throws Error.
 CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,

@@ -204,7 +204,9 @@ void add_bench_command(CLI::App& app, const std::string& command_line) {
   command->add_option("--repeats", options->num_repeats, "Timed passes, after one that is not")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
-  command->add_option("--seed", options->seed, "Seed of the routing")->capture_default_str();
+  command->add_option("--seed", options->seed, "Seed of the routing")
+      ->check(seed_number())
+      ->capture_default_str();
   command->add_option("--json", options->json_path, "Also write the records to this file, as JSON");
   command->callback([options, command_line] { run_bench(*options, command_line); });
 }

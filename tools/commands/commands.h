@@ -15,6 +15,9 @@ class CommandFailed : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// CLI11 alone takes -1 for 2^64 - 1, and what does not fit 64 bits for the largest that does.
+CLI::Validator seed_number();
+
 void add_info_command(CLI::App& app);
 /// `command_line` is the whole of it, for the record.
 void add_bench_command(CLI::App& app, const std::string& command_line);

@@ -53,7 +53,8 @@ void add_run_options(CLI::App& command, TrainOptions& options) {
                      "Ranks (threads) that share the experts; must divide --experts");
   command.add_option("--batch", options.batch,
                      "Samples (one predicted byte each) a step, over all ranks");
-  command.add_option("--seed", options.seed, "Seed of weights, order of samples and sampling");
+  command.add_option("--seed", options.seed, "Seed of weights, order of samples and sampling")
+      ->check(seed_number());
   command
       .add_option("--log", options.log_path,
                   "Write a JSON record a step and a final one; appended to when resuming")

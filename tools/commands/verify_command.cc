@@ -258,7 +258,8 @@ void add_shape_options(CLI::App& command, VerifyOptions& options) {
       ->check(CLI::Range(1, 256));
   command.add_option("--ranks", options.num_ranks, "Ranks, which are threads of this process")
       ->check(CLI::Range(1, 256));
-  command.add_option("--seed", options.spec.seed, "Seed of all random numbers");
+  command.add_option("--seed", options.spec.seed, "Seed of all random numbers")
+      ->check(seed_number());
 }
 
 }  // namespace

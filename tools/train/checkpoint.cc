@@ -134,8 +134,10 @@ class Reader {
 };
 
 std::vector<std::byte> read_file(const std::string& path) {
-  std::error_code status;
-  if (std::filesystem::is_directory(path, status)) refuse(path, "is a directory");
+  std::error_code ignored;
+  const std::filesystem::file_status status = std::filesystem::status(path, ignored);
+  if (std::filesystem::is_directory(status)) refuse(path, "is a directory");
+  if (std::filesystem::is_character_file(status)) refuse(path, "is a device, which has no end");
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   if (!file) refuse(path, "cannot be opened: " + system_reason());
@@ -175,7 +177,13 @@ std::uint64_t total_bytes(const Checkpoint& checkpoint) {
 }  // namespace
 
 void check_checkpoint_path(const std::string& path) {
-  if (std::filesystem::is_directory(path)) refuse(path, "is a directory");
+  std::error_code ignored;
+  const std::filesystem::file_status status = std::filesystem::status(path, ignored);
+  if (std::filesystem::is_directory(status)) refuse(path, "is a directory");
+  // The rename would replace a device by a file.
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    refuse(path, "is not a regular file");
+  }
   const TemporaryFile probe(path);
 }
 

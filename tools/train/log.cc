@@ -95,8 +95,12 @@ JsonLog::JsonLog(const std::string& path, LogStart start) : path_(path) {
 }
 
 void JsonLog::write(const std::string& line) {
+  errno = 0;
   file_ << line << '\n' << std::flush;
-  if (!file_) throw Error(ErrorCode::internal, "log " + path_ + ": cannot be written");
+  if (!file_) {
+    throw Error(ErrorCode::internal,
+                "log " + path_ + ": cannot be written: " + std::strerror(errno));
+  }
 }
 
 }  // namespace megamoe::trainer

@@ -1,6 +1,7 @@
 #include "train/options.h"
 
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "train/text_data.h"
@@ -23,7 +24,10 @@ void require_in(std::int64_t value, std::int64_t low, std::int64_t high, const c
               std::to_string(value));
 }
 
-std::string number(double value) { return nlohmann::json(value).dump(); }
+std::string number(double value) {
+  // JSON has no way to write these.
+  return std::isfinite(value) ? nlohmann::json(value).dump() : std::to_string(value);
+}
 
 void require_at_least(double value, double low, const char* option) {
   require(std::isfinite(value) && value >= low, option,
@@ -63,6 +67,30 @@ void validate_optimizer(const OptimizerOptions& optimizer) {
   require_in(optimizer.decay_steps, 1, kMaxCount, "--decay-steps");
 }
 
+/// Whether both name one file, which need not exist yet.
+bool is_same_file(const std::string& a, const std::string& b) {
+  if (a.empty() || b.empty()) return false;
+  std::error_code failed;
+  if (std::filesystem::equivalent(a, b, failed)) return true;
+  const auto real_a = std::filesystem::weakly_canonical(a, failed);
+  const auto real_b = std::filesystem::weakly_canonical(b, failed);
+  return !real_a.empty() && real_a == real_b;
+}
+
+/// What is written must not be what is read, or written for something else. --checkpoint may be
+/// --resume: the file is replaced when the new one is whole.
+void validate_paths(const TrainOptions& options) {
+  const auto require_different = [](const std::string& path, const char* option,
+                                    const std::string& other, const char* other_option) {
+    require(!is_same_file(path, other), option,
+            "must not be the file of " + std::string(other_option) + ", " + other);
+  };
+  require_different(options.log_path, "--log", options.text_path, "--text");
+  require_different(options.log_path, "--log", options.resume_path, "--resume");
+  require_different(options.checkpoint_path, "--checkpoint", options.text_path, "--text");
+  require_different(options.checkpoint_path, "--checkpoint", options.log_path, "--log");
+}
+
 }  // namespace
 
 void validate(const TrainOptions& options) {
@@ -74,6 +102,7 @@ void validate(const TrainOptions& options) {
   require_in(options.checkpoint_every, 0, kMaxCount, "--checkpoint-every");
   require(options.checkpoint_every == 0 || !options.checkpoint_path.empty(), "--checkpoint-every",
           "needs --checkpoint FILE");
+  validate_paths(options);
   require_in(options.sample_bytes, 0, 1 << 20, "--sample-bytes");
   require_at_least(options.temperature, 0, "--temperature");
   validate_model(options.model);

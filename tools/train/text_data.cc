@@ -25,8 +25,10 @@ constexpr int kNumByteValues = 256;
 }  // namespace
 
 TextData TextData::load(const std::string& path, std::int64_t context) {
-  std::error_code status;
-  if (std::filesystem::is_directory(path, status)) refuse(path, "is a directory");
+  std::error_code ignored;
+  const std::filesystem::file_status status = std::filesystem::status(path, ignored);
+  if (std::filesystem::is_directory(status)) refuse(path, "is a directory");
+  if (std::filesystem::is_character_file(status)) refuse(path, "is a device, which has no end");
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   if (!file) refuse(path, std::string("cannot be opened: ") + std::strerror(errno));

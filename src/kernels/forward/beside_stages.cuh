@@ -1,4 +1,4 @@
-// Shared memory of overlapping kernels: what the products leave of an SM's 227 KB, 8 KB and a bit.
+// Shared memory of overlapping kernels: what the products leave of an SM's 227 KB, 7 to 9 KB.
 #pragma once
 
 #include <cstddef>
@@ -8,18 +8,20 @@
 
 namespace megamoe::products {
 
-/// Behind the last member of SharedStorage, whose alignment would round its size up too far.
-inline constexpr std::uint32_t kBesideStages =
-    (offsetof(SharedStorage, first_tile) + sizeof(SharedStorage::first_tile) + 127U) / 128U * 128U;
+/// Behind the last member of a product's storage, whose alignment would round its size up too far.
+template <class Storage>
+inline constexpr std::uint32_t kBesideStages = (offsetof(Storage, first_tile) +
+                                                sizeof(Storage::first_tile) + 127U) /
+                                               128U * 128U;
 
-template <class Extra>
-inline constexpr std::uint32_t kSharedBytesWith = kBesideStages + sizeof(Extra);
+template <class Storage, class Extra>
+inline constexpr std::uint32_t kSharedBytesWith = kBesideStages<Storage> + sizeof(Extra);
 
-template <class Extra>
+template <class Storage, class Extra>
 __device__ inline Extra& beside_stages(std::uint8_t* shared_bytes) {
   static_assert(alignof(Extra) <= 128);
-  static_assert(kSharedBytesWith<Extra> <= 232448, "shared memory of one SM");
-  return *reinterpret_cast<Extra*>(shared_bytes + kBesideStages);
+  static_assert(kSharedBytesWith<Storage, Extra> <= 232448, "shared memory of one SM");
+  return *reinterpret_cast<Extra*>(shared_bytes + kBesideStages<Storage>);
 }
 
 }  // namespace megamoe::products

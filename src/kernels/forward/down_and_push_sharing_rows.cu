@@ -7,6 +7,6 @@ const void* down_and_push_sharing_rows() {
   return reinterpret_cast<const void*>(&product_and_push_kernel<RowProduct::down, Shared::rows>);
 }
 
-std::size_t push_shared_bytes() { return kSharedBytesWith<PushShared>; }
+std::size_t push_shared_bytes() { return kSharedBytesWith<SharedStorage, PushShared>; }
 
 }  // namespace megamoe::products

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 
+#include "kernels/products/row_product.h"
+
 namespace megamoe::products {
 
 const void* gate_up_and_pull_sharing_rows();
@@ -14,8 +16,18 @@ const void* down_and_push_sharing_channels();
 const void* dx_and_push_sharing_rows();
 const void* dx_and_push_sharing_channels();
 
+const void* gate_up_gradient_and_pull_sharing_rows();
+const void* gate_up_gradient_and_pull_sharing_channels();
+
+/// Other activations than SwiGLU, in units that CMake writes: as row_product_with().
+template <RowProduct kProduct, class Activation>
+const void* gate_up_and_pull_with();
+template <class Activation>
+const void* gate_up_gradient_and_pull_with();
+
 /// Dynamic shared memory of the kernels that pull, and of those that push.
 std::size_t pull_shared_bytes();
+std::size_t gradient_pull_shared_bytes();
 std::size_t push_shared_bytes();
 
 }  // namespace megamoe::products

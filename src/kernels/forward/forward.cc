@@ -1,9 +1,12 @@
 // Launches of the products under which rows travel.
 #include "kernels/forward/forward.h"
 
+#include <type_traits>
+
 #include "base/activation.h"
 #include "kernels/forward/entries.h"
 #include "kernels/forward/pull_params.h"
+#include "kernels/gate_up_gradient/gate_up_gradient_launch.h"
 #include "kernels/launch.h"
 #include "kernels/products/host_checks.h"
 #include "kernels/products/row_product_launch.h"
@@ -19,21 +22,56 @@ products::GroupedRows groups_of(const RankView& view, std::byte* plan) {
           view.routing().experts_per_rank()};
 }
 
-PullParams pull_params(const RankView& view, const PulledRows& rows) {
-  constexpr int kMaxVectors = kPullChunkBytes / kPullVectorBytes;
+/// Passes are added by the caller.
+PullParams cut_rows(const RankView& view, std::uint32_t chunk_bytes) {
   constexpr int kLineVectors = 128 / kPullVectorBytes;
   PullParams params;
   params.num_vectors =
       static_cast<std::int32_t>(view.dims.hidden_dim * sizeof(bf16)) / kPullVectorBytes;
-  const int num_chunks = products::ceil_div(params.num_vectors, kMaxVectors);
+  const int num_chunks = products::ceil_div(params.num_vectors, chunk_bytes / kPullVectorBytes);
   params.chunk_vectors = static_cast<std::int32_t>(
       round_up(products::ceil_div(params.num_vectors, num_chunks), kLineVectors));
-  const SymmetricLayout& layout = view.symmetric.exchange;
-  params.passes[params.num_passes++] = {layout.staged_rows_TH.offset, rows.x_CH};
-  if (rows.dy_CH != nullptr) {
-    params.passes[params.num_passes++] = {layout.staged_dy_TH.offset, rows.dy_CH};
-  }
   return params;
+}
+
+PullPass pass_of_x(const RankView& view, const PulledRows& rows) {
+  return {view.symmetric.exchange.staged_rows_TH.offset, rows.x_CH};
+}
+PullPass pass_of_dy(const RankView& view, const PulledRows& rows) {
+  return {view.symmetric.exchange.staged_dy_TH.offset, rows.dy_CH};
+}
+
+ConstTensorView rows_view(const RankView& view, const bf16* rows, std::int64_t num_rows) {
+  return tensor_view(rows, {num_rows, view.dims.hidden_dim});
+}
+
+template <class Policy>
+const void* pull_kernel(Sharing sharing, bool saving) {
+  using products::RowProduct;
+  if constexpr (std::is_same_v<Policy, SwiGlu>) {
+    if (sharing == Sharing::rows) {
+      return saving ? products::gate_up_saving_and_pull_sharing_rows()
+                    : products::gate_up_and_pull_sharing_rows();
+    }
+    return saving ? products::gate_up_saving_and_pull_sharing_channels()
+                  : products::gate_up_and_pull_sharing_channels();
+  } else if constexpr (Policy::kGated) {
+    return saving ? products::gate_up_and_pull_with<RowProduct::gate_up_saving, Policy>()
+                  : products::gate_up_and_pull_with<RowProduct::gate_up, Policy>();
+  } else {
+    return saving ? products::gate_up_and_pull_with<RowProduct::up_saving, Policy>()
+                  : products::gate_up_and_pull_with<RowProduct::up, Policy>();
+  }
+}
+
+template <class Policy>
+const void* gradient_pull_kernel(Sharing sharing) {
+  if constexpr (std::is_same_v<Policy, SwiGlu>) {
+    return sharing == Sharing::rows ? products::gate_up_gradient_and_pull_sharing_rows()
+                                    : products::gate_up_gradient_and_pull_sharing_channels();
+  } else {
+    return products::gate_up_gradient_and_pull_with<Policy>();
+  }
 }
 
 void launch_push(RowProductLaunch& launch, const RankView& view, const RowOrigin* origin_C,
@@ -47,29 +85,47 @@ void launch_push(RowProductLaunch& launch, const RankView& view, const RowOrigin
 
 }  // namespace
 
-void gate_up_and_pull(const RankView& view, std::byte* plan, const PulledRows& rows,
-                      const GateUpTensors& tensors, const products::LaunchOptions& options) {
+void gate_up_and_pull(const RankView& view, std::byte* plan, const Activation& activation,
+                      const PulledRows& rows, const GateUpTensors& tensors,
+                      const products::LaunchOptions& options) {
   const std::int64_t num_rows = tensors.a_CI.sizes[0];
   if (num_rows == 0) return;
-  const ConstTensorView x_CH =
-      tensor_view(static_cast<const bf16*>(rows.x_CH), {num_rows, view.dims.hidden_dim});
+  const ConstTensorView x_CH = rows_view(view, rows.x_CH, num_rows);
   RowProductLaunch launch =
-      products::describe_gate_up(groups_of(view, plan), x_CH, tensors.gate_eIH, tensors.up_eIH,
-                                 tensors.g_CI, tensors.u_CI, tensors.a_CI, options);
-  const bool shares_rows = launch.sharing == Sharing::rows;
-  const void* kernel = nullptr;
-  if (tensors.g_CI.absent()) {
-    kernel = shares_rows ? products::gate_up_and_pull_sharing_rows()
-                         : products::gate_up_and_pull_sharing_channels();
-  } else {
-    kernel = shares_rows ? products::gate_up_saving_and_pull_sharing_rows()
-                         : products::gate_up_saving_and_pull_sharing_channels();
-  }
-  SwiGlu activation{};
+      products::describe_gate_up(groups_of(view, plan), activation, x_CH, tensors.gate_eIH,
+                                 tensors.up_eIH, tensors.g_CI, tensors.u_CI, tensors.a_CI, options);
+  const bool saving = !tensors.u_CI.absent();
   RankView view_copy = view;
-  PullParams pulls = pull_params(view, rows);
-  products::launch_clusters(kernel, {&launch.params, &activation, &view_copy, &pulls}, options,
-                            products::pull_shared_bytes());
+  PullParams pulls = cut_rows(view, kGateUpChunkBytes);
+  pulls.passes[pulls.num_passes++] = pass_of_x(view, rows);
+  if (rows.dy_CH != nullptr) pulls.passes[pulls.num_passes++] = pass_of_dy(view, rows);
+  with_activation(activation, [&](auto policy) {
+    products::launch_clusters(pull_kernel<decltype(policy)>(launch.sharing, saving),
+                              {&launch.params, &policy, &view_copy, &pulls}, options,
+                              products::pull_shared_bytes());
+  });
+}
+
+void gate_up_gradient_and_pull(const RankView& view, const products::GroupedRows& groups,
+                               const Activation& activation, const PulledRows& rows,
+                               const ConstTensorView& down_eHI, const ConstTensorView& g_CI,
+                               const ConstTensorView& u_CI,
+                               const products::GateUpGradientOutputs& outputs,
+                               const products::LaunchOptions& options) {
+  const std::int64_t num_rows = outputs.wa_NI.sizes[0];
+  if (num_rows == 0) return;
+  products::GateUpGradientLaunch launch =
+      products::describe_gate_up_gradient(groups, activation, rows_view(view, rows.dy_CH, num_rows),
+                                          down_eHI, g_CI, u_CI, rows.weight_C, outputs, options);
+  RankView view_copy = view;
+  PullParams pulls = cut_rows(view, kGradientChunkBytes);
+  pulls.passes[pulls.num_passes++] = pass_of_dy(view, rows);
+  pulls.passes[pulls.num_passes++] = pass_of_x(view, rows);
+  with_activation(activation, [&](auto policy) {
+    products::launch_clusters(gradient_pull_kernel<decltype(policy)>(launch.sharing),
+                              {&launch.params, &policy, &view_copy, &pulls}, options,
+                              products::gradient_pull_shared_bytes());
+  });
 }
 
 void down_and_push(const RankView& view, std::byte* plan, const RowOrigin* origin_C,
@@ -85,7 +141,7 @@ void dx_and_push(const RankView& view, std::byte* plan, const RowOrigin* origin_
                  const ConstTensorView& dg_CI, const ConstTensorView& du_CI,
                  const ConstTensorView& gate_eIH, const ConstTensorView& up_eIH,
                  const products::LaunchOptions& options) {
-  if (dg_CI.sizes[0] == 0) return;
+  if (du_CI.sizes[0] == 0) return;
   RowProductLaunch launch =
       products::describe_dx(groups_of(view, plan), dg_CI, du_CI, gate_eIH, up_eIH, options);
   launch_push(launch, view, origin_C, products::dx_and_push_sharing_rows(),
@@ -93,11 +149,19 @@ void dx_and_push(const RankView& view, std::byte* plan, const RowOrigin* origin_
 }
 
 void load_overlap_kernels() {
+  for (const Sharing sharing : {Sharing::rows, Sharing::channels}) {
+    for (const ActivationKind kind :
+         {ActivationKind::swiglu, ActivationKind::clamped_swiglu, ActivationKind::gelu_erf,
+          ActivationKind::gelu_tanh, ActivationKind::relu2, ActivationKind::identity}) {
+      with_activation({kind}, [&](auto policy) {
+        using Policy = decltype(policy);
+        for (const bool saving : {false, true}) load_kernel(pull_kernel<Policy>(sharing, saving));
+        load_kernel(gradient_pull_kernel<Policy>(sharing));
+      });
+    }
+  }
   for (const void* kernel :
-       {products::gate_up_and_pull_sharing_rows(), products::gate_up_and_pull_sharing_channels(),
-        products::gate_up_saving_and_pull_sharing_rows(),
-        products::gate_up_saving_and_pull_sharing_channels(),
-        products::down_and_push_sharing_rows(), products::down_and_push_sharing_channels(),
+       {products::down_and_push_sharing_rows(), products::down_and_push_sharing_channels(),
         products::dx_and_push_sharing_rows(), products::dx_and_push_sharing_channels()}) {
     load_kernel(kernel);
   }

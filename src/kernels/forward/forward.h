@@ -9,6 +9,7 @@
 //   backward stage_backward, [plan], meet(rows_staged), order_pulls, gate_up_and_pull (again, for g
 //            and u; dy follows x), gate_up_gradient, dx_and_push, push_dweights, weight gradients,
 //            meet(results_sent), reduce_gradients
+//   with g and u kept: gate_up_gradient_and_pull in place of gate_up_and_pull and gate_up_gradient
 //
 // Two ranks that share a GPU split its SMs by `num_sms`; no kernel here waits for a peer's kernel,
 // nor for a CTA of its own that has not started.
@@ -23,7 +24,7 @@
 namespace megamoe::gpu {
 
 struct GateUpTensors {
-  ConstTensorView gate_eIH;
+  ConstTensorView gate_eIH;  ///< absent, as g, where the activation has no gate
   ConstTensorView up_eIH;
   TensorView g_CI;  ///< absent unless g and u are saved
   TensorView u_CI;
@@ -33,8 +34,19 @@ struct GateUpTensors {
 /// products::multiply_gate_up on the rows of the call, while the rows arrive. `rows` as given to
 /// order_pulls(): x is pulled first, then, unless absent, dy, which is complete when the kernel
 /// ends. Fails the call (rows_late) where rows do not arrive within the inner deadline.
-void gate_up_and_pull(const RankView& view, std::byte* plan, const PulledRows& rows,
-                      const GateUpTensors& tensors, const products::LaunchOptions& options);
+void gate_up_and_pull(const RankView& view, std::byte* plan, const Activation& activation,
+                      const PulledRows& rows, const GateUpTensors& tensors,
+                      const products::LaunchOptions& options);
+
+/// products::multiply_gate_up_gradient on `groups` of the call while its dy rows arrive; x follows
+/// dy and is complete, as is dy of all rows, when the kernel ends. For backward calls that kept g
+/// and u: it takes the place of gate_up_and_pull.
+void gate_up_gradient_and_pull(const RankView& view, const products::GroupedRows& groups,
+                               const Activation& activation, const PulledRows& rows,
+                               const ConstTensorView& down_eHI, const ConstTensorView& g_CI,
+                               const ConstTensorView& u_CI,
+                               const products::GateUpGradientOutputs& outputs,
+                               const products::LaunchOptions& options);
 
 /// products::multiply_down, each row of o to its slot at the source, from where
 /// meet(results_sent) publishes it.

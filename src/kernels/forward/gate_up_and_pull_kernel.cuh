@@ -11,10 +11,7 @@
 
 namespace megamoe::products {
 
-struct PullKernelExtra {
-  gpu::PullShared pull;
-  GroupedTile next_tile;  ///< the load role's
-};
+using GateUpPullShared = gpu::PullShared<gpu::kGateUpChunkBytes>;
 
 template <RowProduct kProduct, Shared kShared, class Activation>
 __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThreads, 1)
@@ -22,15 +19,15 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
                             const __grid_constant__ Activation activation,
                             const __grid_constant__ gpu::RankView view,
                             const __grid_constant__ gpu::PullParams pull_params) {
-  static_assert(kIsGateUp<kProduct>);
+  static_assert(kIsGateUp<kProduct> || kIsUngatedUp<kProduct>);
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  PullKernelExtra& extra = beside_stages<PullKernelExtra>(shared_bytes);
+  GateUpPullShared& pull_shared = beside_stages<SharedStorage, GateUpPullShared>(shared_bytes);
   const int warp = device::warp_idx();
   const int cta_rank = static_cast<int>(device::cluster_cta_rank());
 
   if (warp == 0 && device::elect_one()) {
-    gpu::init_pull_barriers(extra.pull);
+    gpu::init_pull_barriers(pull_shared);
     init_barriers(shared.barriers);
   }
   if (warp == 1) count_tiles<kShared>(params.rows, params.num_channel_tiles, shared.first_tile);
@@ -41,10 +38,10 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
     device::release_registers_to<kProducerRegisters>();
     if (warp == static_cast<int>(ProducerWarp::loads)) {
       if (device::elect_one()) {
-        load_arrived_role<kProduct, kShared>(view, params, shared, extra.next_tile, cta_rank);
+        load_arrived_role<kProduct, kShared>(view, params, shared, pull_shared.next_tile, cta_rank);
       }
     } else if (warp == static_cast<int>(ProducerWarp::pulls)) {
-      gpu::pull_role(view, pull_params, extra.pull);
+      gpu::pull_role(view, pull_params, pull_shared);
     } else {
       if (device::elect_one()) {
         store_role<kProduct, kShared>(params, shared, cta_rank,

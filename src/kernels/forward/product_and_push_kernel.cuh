@@ -16,7 +16,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
                             const __grid_constant__ gpu::RankView view, const RowOrigin* origin_C) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  PushShared& push_shared = beside_stages<PushShared>(shared_bytes);
+  PushShared& push_shared = beside_stages<SharedStorage, PushShared>(shared_bytes);
   const int warp = device::warp_idx();
   const int cta_rank = static_cast<int>(device::cluster_cta_rank());
   // A call may have failed after its groups were laid out: then there is nothing to do.

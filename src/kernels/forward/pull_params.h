@@ -7,9 +7,10 @@
 
 namespace megamoe::gpu {
 
-/// Bytes of a row that are in flight together. With two chunks an SM NVLink carries 328 GB/s, with
-/// one 293; three or four smaller ones are not better (2 KB: 299 GB/s with two).
-inline constexpr std::uint32_t kPullChunkBytes = 4096;
+/// Most bytes of a row in one chunk, of which two are in flight. With two chunks of 4 KB an SM
+/// NVLink carries 328 GB/s, with one 293. Four of 2 KB were slower (docs/overlap.md).
+inline constexpr std::uint32_t kGateUpChunkBytes = 4096;
+inline constexpr std::uint32_t kGradientChunkBytes = 3584;  ///< what its kernel leaves
 inline constexpr int kPullVectorBytes = 16;
 
 /// Which of a source's staged rows go where.

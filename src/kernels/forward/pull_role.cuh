@@ -17,6 +17,7 @@
 #include "device/flags.cuh"
 #include "device/row_copy.cuh"
 #include "kernels/forward/pull_params.h"
+#include "kernels/products/row_product.h"
 #include "kernels/rank_view.h"
 #include "schedule/row_blocks.h"
 
@@ -24,9 +25,11 @@ namespace megamoe::gpu {
 
 inline constexpr int kPullStages = 2;
 
+template <std::uint32_t kChunkBytes>
 struct PullShared {
-  alignas(128) std::byte chunks[kPullStages][kPullChunkBytes];
+  alignas(128) std::byte chunks[kPullStages][kChunkBytes];
   std::uint64_t chunk_arrived[kPullStages];
+  products::GroupedTile next_tile;  ///< the load role's (arrived_rows.cuh)
 };
 
 inline constexpr std::int32_t kNoBlock = -1;
@@ -39,9 +42,10 @@ struct ChunkInFlight {
   std::int32_t block = kNoBlock;  ///< of this lane's row
 };
 
+template <std::uint32_t kChunkBytes>
 class PullRing {
  public:
-  __device__ PullRing(PullShared& shared, std::uint32_t* rows_arrived)
+  __device__ PullRing(PullShared<kChunkBytes>& shared, std::uint32_t* rows_arrived)
       : chunks_(device::shared_address(shared.chunks)),
         arrived_(device::shared_address(shared.chunk_arrived)),
         rows_arrived_(rows_arrived) {}
@@ -54,7 +58,8 @@ class PullRing {
     if (device::lane_idx() == 0) {
       const std::uint32_t arrived = arrived_ + load_.slot * 8U;
       device::arrive_expecting(arrived, chunk.num_bytes);
-      device::load_passing_bytes(chunks_ + load_.slot * kPullChunkBytes, from, chunk.num_bytes, arrived);
+      device::load_passing_bytes(chunks_ + load_.slot * kChunkBytes, from, chunk.num_bytes,
+                                 arrived);
     }
     load_.advance();
     store_pending();
@@ -75,7 +80,8 @@ class PullRing {
     if (pending_.num_bytes == 0) return;
     device::wait(arrived_ + store_.slot * 8U, store_.parity);
     if (pending_.to != nullptr) {
-      device::store_passing_bytes(pending_.to, chunks_ + store_.slot * kPullChunkBytes, pending_.num_bytes);
+      device::store_passing_bytes(pending_.to, chunks_ + store_.slot * kChunkBytes,
+                                  pending_.num_bytes);
     }
     device::commit_stores();
     store_.advance();
@@ -160,15 +166,17 @@ class PullFeed {
 };
 
 /// One thread; a CTA barrier follows.
-__device__ inline void init_pull_barriers(PullShared& shared) {
+template <std::uint32_t kChunkBytes>
+__device__ inline void init_pull_barriers(PullShared<kChunkBytes>& shared) {
   for (std::uint64_t& arrived : shared.chunk_arrived) {
     device::init_barrier(device::shared_address(&arrived), 1);
   }
 }
 
 /// All chunks of a pull.
+template <std::uint32_t kChunkBytes>
 __device__ inline void move_row(const RankView& view, const PullParams& params,
-                                const TakenPull& taken, PullRing& ring) {
+                                const TakenPull& taken, PullRing<kChunkBytes>& ring) {
   const std::int64_t hidden = view.dims.hidden_dim;
   const PullPass& pass = params.passes[taken.pass];
   const bool stores = device::lane_idx() < taken.pull.num_rows;
@@ -188,11 +196,12 @@ __device__ inline void move_row(const RankView& view, const PullParams& params,
 }
 
 /// One warp a CTA.
+template <std::uint32_t kChunkBytes>
 __device__ inline void pull_role(const RankView& view, const PullParams& params,
-                                 PullShared& shared) {
+                                 PullShared<kChunkBytes>& shared) {
   if (view.control()->call_failed != 0) return;
   device::fence_async_global();  // what peers staged by ordinary stores, the copy engine reads
-  PullRing ring(shared, view.scratch_layout.rows_arrived.in(view.scratch));
+  PullRing<kChunkBytes> ring(shared, view.scratch_layout.rows_arrived.in(view.scratch));
   PullFeed feed(view, params.num_passes);
   for (int pass = 0; pass < params.num_passes; ++pass) {
     std::uint32_t num_taken = 0;

@@ -1,11 +1,11 @@
 // p = dy down, and what the epilogue makes of it: dg, du, w a and the partial dw. What the kernel
-// is given.
+// is given, and where everything lies in its shared memory.
 //
-// Channels are I, K is H. The epilogue needs g and u of the whole tile, 192 KB: they travel through
-// the same ring of stages as the operands, as four more stages after the last K block. Each carries
-// half of the tile's rows of one block of 64 channels for each warpgroup, so that both work on
-// every stage and the next stages arrive meanwhile. dg and du are written over g and u and leave
-// from there; w a leaves through the output slots.
+// Channels are I, K is H. The epilogue reads g and u and writes dg, du and w a: 480 KB for every
+// 256 x 192 values of p, more than an SM moves while two warpgroups compute them. So the two math
+// warpgroups work on tiles of their own, 128 channels x 192 rows, and take turns: one multiplies
+// while the other is in its epilogue. That costs a third more operand traffic than one tile of
+// 256 x 192 for both, and is 5% faster at H of 4096 and 2048 (docs/perf_log.md).
 #pragma once
 
 #include <cuda.h>
@@ -19,7 +19,7 @@ namespace megamoe::products {
 struct GateUpGradientParams {
   CUtensorMap down;
   RowMaps dy;
-  RowMaps g;
+  RowMaps g;  ///< g and dg are left empty where there is no gate
   RowMaps u;
   RowMaps dg;
   RowMaps du;
@@ -33,49 +33,88 @@ struct GateUpGradientParams {
   std::int32_t num_k_blocks;
 };
 
-inline constexpr int kHalves = 2;
-inline constexpr int kHalfUnits = schedule::kMaxUnitsPerTile / kHalves;
-inline constexpr int kHalfRows = kHalfUnits * schedule::kRowsPerUnit;
-inline constexpr std::uint32_t kHalfBytes = kHalfRows * kBlockChannels * 2;
+namespace gradient {
 
-/// Stages that carry g and u of one tile: blocks of 64 channels, and of each its rows in halves.
-inline constexpr int kGradientStages = kBlocksPerWarpgroup * kHalves;
+/// One warpgroup's tile is 128 channels x 192 rows; four stages of 40 KB carry its operands.
+inline constexpr int kTileChannels = kBlocksPerWarpgroup * kBlockChannels;
+inline constexpr int kNumStages = 4;
+inline constexpr std::uint32_t kChannelBytes = kTileChannels * kBlockK * 2;
+inline constexpr std::uint32_t kStageBytes = kChannelBytes + kRowBytes;
 
-/// w a: one piece for each stage and warpgroup, through two slots for each warpgroup. With one the
-/// next stage waited a microsecond for the copy engine.
-using WeightedPieces = PieceNumbering<PieceOrder::warpgroups_alternate, kGradientStages, 4>;
-static_assert(WeightedPieces::kSlotBytes == kHalfBytes);
+/// The epilogue works on parts of 64 channels x 48 rows. A part's buffer brings g and u, takes dg
+/// and du in their places and w a behind them, and leaves through the copy engine.
+inline constexpr int kPartUnits = 3;
+inline constexpr int kPartRows = kPartUnits * schedule::kRowsPerUnit;
+inline constexpr int kMaxPartsPerBlock = schedule::kMaxUnitsPerTile / kPartUnits;
+inline constexpr int kNumPartBuffers = 3;
+inline constexpr std::uint32_t kMatrixBytes = kPartRows * kBlockChannels * 2;
+inline constexpr std::uint32_t kUpOffset = kMatrixBytes;
+inline constexpr std::uint32_t kWeightedOffset = 2 * kMatrixBytes;
+inline constexpr std::uint32_t kPartBytes = 3 * kMatrixBytes;
+static_assert(kMaxPartsPerBlock * kPartUnits == schedule::kMaxUnitsPerTile);
 
-/// Where a warpgroup's u lies behind its g, the second warpgroup's part behind the first's, and the
-/// rows' weights at the end.
-inline constexpr std::uint32_t kUpBytes = kHalfBytes;
-inline constexpr std::uint32_t kWarpgroupPartBytes = 2 * kHalfBytes;
-inline constexpr std::uint32_t kRowWeightBytes = kNumMathWarpgroups * kWarpgroupPartBytes;
-static_assert(kRowWeightBytes + (kHalfRows + 8) * sizeof(float) <= kStageBytes,
-              "loads run one step ahead");
+/// Rows whose inputs a thread has read ahead of those it works on; they may lie beyond the part.
+inline constexpr int kRowsReadAhead = 8;
 
-struct GateUpGradientStorage {
-  SharedStorage base;
-  std::uint64_t gradients_written[kGradientStages];  ///< dg and du lie where g and u were
-  float dw_warp_sums[kNumMathWarpgroups][kWarpsPerWarpgroup][kTileRows];
+enum class ProducerWarp { loads_operands = 0, loads_inputs = 1, stores = 2 };
+
+/// Barriers, each named by what is true once its phase completes.
+struct Barriers {
+  std::uint64_t stage_filled[kNumStages];  ///< both operands of the stage arrived
+  std::uint64_t stage_free[kNumStages];    ///< the cluster's math warps are done with the stage
+  std::uint64_t inputs_arrived[kNumPartBuffers];   ///< g, u and the rows' weights
+  std::uint64_t results_written[kNumPartBuffers];  ///< dg, du and w a
+  std::uint64_t part_free[kNumPartBuffers];        ///< the copy engine has read the results
+  /// The other warpgroup has issued its last product, and has waited for every earlier fill of
+  /// every stage: a parity wait is only right for a thread that knows of all phases before.
+  std::uint64_t may_multiply[kNumMathWarpgroups];
+  /// The same for the parts: the other warpgroup is done with all of its own.
+  std::uint64_t may_use_parts[kNumMathWarpgroups];
 };
-static_assert(sizeof(GateUpGradientStorage) <= 232448, "shared memory of one SM");
 
-/// What one warpgroup finds in gradient stage `stage` of a tile.
-struct GradientPart {
+struct Storage {
+  alignas(1024) std::uint8_t stages[kNumStages][kStageBytes];
+  alignas(1024) std::uint8_t parts[kNumPartBuffers][kPartBytes];
+  alignas(16) float row_weights[kNumPartBuffers][kPartRows + kRowsReadAhead];
+  /// Two sets a warpgroup: one is read while the next part's sums are written.
+  float dw_warp_sums[kNumMathWarpgroups][2][kWarpsPerWarpgroup][kPartRows];
+  Barriers barriers;
+  std::int32_t first_tile[kMaxGroups + 1];
+};
+static_assert(sizeof(Storage) <= 232448, "shared memory of one SM");
+
+/// A part of a tile: 64 channels of up to 48 rows. Parts without rows do not exist for any role.
+struct Part {
   int channel;    ///< the first of 64
   int first_row;  ///< within the tile
-  int num_units;  ///< of rows; 0 in the second half of a small tile
+  int num_units;  ///< of rows
 };
 
-MEGAMOE_HOST_DEVICE constexpr GradientPart gradient_part(int channel_tile, int num_units,
-                                                         int warpgroup, int stage) {
-  const int block = stage / kHalves;
-  const int half = stage % kHalves;
-  const int channel =
-      channel_tile * kTileChannels + (warpgroup * kBlocksPerWarpgroup + block) * kBlockChannels;
-  const int units = half == 0 ? num_units : num_units - kHalfUnits;
-  return {channel, half * kHalfRows, units < 0 ? 0 : (units > kHalfUnits ? kHalfUnits : units)};
+MEGAMOE_HOST_DEVICE constexpr int num_parts_per_block(int num_units) {
+  return schedule::ceil_div(num_units, kPartUnits);
 }
 
+/// Part `part_idx` of block `block` of the tile.
+MEGAMOE_HOST_DEVICE constexpr Part part_of(const GroupedTile& tile, int block, int part_idx) {
+  const int units = tile.num_units - part_idx * kPartUnits;
+  return {tile.channel_tile * kTileChannels + block * kBlockChannels, part_idx * kPartRows,
+          units > kPartUnits ? kPartUnits : units};
+}
+
+/// A position in the ring of `kDepth` buffers that a warpgroup shares with the other, whose uses it
+/// skips.
+template <int kDepth>
+struct SharedRing {
+  std::uint32_t slot = 0;
+  std::uint32_t parity = 0;
+
+  MEGAMOE_HOST_DEVICE void advance() { skip(1); }
+  MEGAMOE_HOST_DEVICE void skip(int count) {
+    const std::uint32_t passed = parity * kDepth + slot + static_cast<std::uint32_t>(count);
+    slot = passed % kDepth;
+    parity = passed / kDepth & 1U;
+  }
+};
+
+}  // namespace gradient
 }  // namespace megamoe::products

@@ -2,7 +2,11 @@
 // that each compiles on its own.
 #pragma once
 
+#include "kernels/products/row_product.h"
+
 namespace megamoe::products {
+
+// SwiGLU, and what has no activation: both ways of sharing.
 
 const void* down_sharing_rows();
 const void* down_sharing_channels();
@@ -19,5 +23,12 @@ const void* weight_gradient_fp32_sharing_rows();
 const void* weight_gradient_fp32_sharing_channels();
 const void* gate_up_gradient_sharing_rows();
 const void* gate_up_gradient_sharing_channels();
+
+// Other activations share channels only. Instantiated in units that CMake writes from *.cu.in, one
+// for each product and activation.
+template <RowProduct kProduct, class Activation>
+const void* row_product_with();
+template <class Activation>
+const void* gate_up_gradient_with();
 
 }  // namespace megamoe::products

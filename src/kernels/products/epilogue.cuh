@@ -124,4 +124,31 @@ __device__ inline void write_activation(const Accumulators& acc, int num_units,
   writer.end(kPiece);
 }
 
+/// up without a gate: a = bf16(act(u)) from the rounded u, block by block.
+template <bool kSave, class Activation, class Writer>
+__device__ inline void write_ungated(const Accumulators& acc, int num_units,
+                                     const Activation& activation, Writer& writer) {
+  if constexpr (kSave) write_blocks(acc, num_units, writer);
+#pragma unroll
+  for (int block = 0; block < kBlocksPerWarpgroup; ++block) {
+    const int piece = (kSave ? kBlocksPerWarpgroup : 0) + block;
+    const std::uint32_t address = writer.begin(piece);
+#pragma unroll
+    for (int unit = 0; unit < schedule::kMaxUnitsPerTile; ++unit) {
+      if (unit >= num_units) break;
+      std::uint32_t packed[4];
+#pragma unroll
+      for (int pair = 0; pair < 4; ++pair) {
+        const float* d = &acc[block][unit * 8 + pair * 2];
+        const std::uint32_t up = device::pack_bf16(d[0], d[1]);
+        packed[pair] = device::pack_bf16(activation.value(0.0F, device::first_of(up)),
+                                         activation.value(0.0F, device::second_of(up)));
+      }
+      device::store_blocks_transposed(address + unit * kUnitBytes, packed[0], packed[1], packed[2],
+                                      packed[3]);
+    }
+    writer.end(piece);
+  }
+}
+
 }  // namespace megamoe::products

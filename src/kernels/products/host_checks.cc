@@ -59,6 +59,12 @@ void check_weights(const ConstTensorView& view, std::int64_t num_experts, std::i
   check_columns(view, num_columns, name);
 }
 
+void check_absent(const ConstTensorView& view, const Activation& activation, const char* name) {
+  if (view.absent()) return;
+  refuse(name, "must be absent for an activation without a gate (" +
+                   std::string(to_string(activation.kind)) + "), is " + describe(view));
+}
+
 void launch_clusters(const void* kernel, std::initializer_list<void*> params,
                      const LaunchOptions& options, std::size_t shared_bytes) {
   int device = 0;

@@ -20,6 +20,9 @@ void check_rows(const ConstTensorView& view, std::int64_t num_rows, std::int64_t
 void check_weights(const ConstTensorView& view, std::int64_t num_experts, std::int64_t num_rows,
                    std::int64_t num_columns, const char* name);
 
+/// Throws unless the operand is absent, as it must be where the activation has no gate.
+void check_absent(const ConstTensorView& view, const Activation& activation, const char* name);
+
 /// Launches clusters of two CTAs on the SMs that the options grant; `params` points to the kernel's
 /// parameters.
 void launch_clusters(const void* kernel, std::initializer_list<void*> params,

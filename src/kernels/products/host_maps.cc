@@ -27,11 +27,12 @@ CUtensorMap weight_map_k_major(const ConstTensorView& weights, int box_channels,
   return device::encode_tensor_map(tile, name);
 }
 
-CUtensorMap weight_map_channel_major(const ConstTensorView& weights, int box_k, const char* name) {
+CUtensorMap weight_map_channel_major(const ConstTensorView& weights, int box_k, const char* name,
+                                     int box_channels) {
   device::TileDescription tile{weights.data, weights.dtype, 4};
   tile.sizes = {64, weights.sizes[1], weights.sizes[2] / 64, weights.sizes[0]};
   tile.stride_bytes = {2, weights.strides[1] * 2, 128, weights.strides[0] * 2};
-  tile.box = {64, box_k, kTileChannels / 64, 1};
+  tile.box = {64, box_k, box_channels / 64, 1};
   return device::encode_tensor_map(tile, name);
 }
 

@@ -9,9 +9,10 @@ namespace megamoe::products {
 /// Weights [e, C, K], K contiguous: one copy brings 64 of K for `box_channels` channels.
 CUtensorMap weight_map_k_major(const ConstTensorView& weights, int box_channels, const char* name);
 
-/// Weights [e, K, C], channels contiguous, as sub-tiles of 64 channels: one copy brings four of
-/// them for `box_k` of K.
-CUtensorMap weight_map_channel_major(const ConstTensorView& weights, int box_k, const char* name);
+/// Weights [e, K, C], channels contiguous, as sub-tiles of 64 channels: one copy brings
+/// `box_channels` / 64 of them for `box_k` of K.
+CUtensorMap weight_map_channel_major(const ConstTensorView& weights, int box_k, const char* name,
+                                     int box_channels = kTileChannels);
 
 /// Row inputs [N, C]: 64 columns of a whole tile, or of the half that one CTA loads where the
 /// cluster shares rows.

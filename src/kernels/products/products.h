@@ -5,6 +5,8 @@
 // bf16 with 16-byte aligned rows. Expert j's rows are [begin[j], begin[j] + count[j]); begin[j] is
 // a multiple of 64. begin and count live on the device and may differ at every call; the host never
 // reads them. Rows up to the next multiple of 16 may be written.
+//
+// Activations without a gate (is_gated): g, dg, gate and what belongs to them must be absent.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,6 +14,7 @@
 #include <cstdint>
 #include <span>
 
+#include "megamoe/config.h"
 #include "megamoe/tensor.h"
 
 namespace megamoe::products {
@@ -27,7 +30,7 @@ struct GroupedRows {
 };
 
 /// Which operand the two CTAs of a cluster share; `automatic` takes the documented heuristic. Bits
-/// do not depend on it.
+/// do not depend on it. Kernels with an activation other than SwiGLU always share channels.
 enum class Sharing { automatic, rows, channels };
 
 struct LaunchOptions {
@@ -42,15 +45,15 @@ void multiply_down(const GroupedRows& rows, const ConstTensorView& a_NI,
                    const ConstTensorView& down_eHI, const TensorView& o_NH,
                    const LaunchOptions& options);
 
-/// a[N, I] = bf16(act(g) u) of g = bf16(x gate^T), u = bf16(x up^T), SwiGLU; g and u are stored too
-/// unless absent, as far as they have rows: they may have fewer than N.
-void multiply_gate_up(const GroupedRows& rows, const ConstTensorView& x_NH,
-                      const ConstTensorView& gate_eIH, const ConstTensorView& up_eIH,
-                      const TensorView& g_NI, const TensorView& u_NI, const TensorView& a_NI,
-                      const LaunchOptions& options);
+/// a[N, I] = bf16(act(g) u) of g = bf16(x gate^T), u = bf16(x up^T); g and u are stored too unless
+/// u is absent, as far as they have rows: they may have fewer than N.
+void multiply_gate_up(const GroupedRows& rows, const Activation& activation,
+                      const ConstTensorView& x_NH, const ConstTensorView& gate_eIH,
+                      const ConstTensorView& up_eIH, const TensorView& g_NI, const TensorView& u_NI,
+                      const TensorView& a_NI, const LaunchOptions& options);
 
 /// dx[N, H] = dg[N, I] gate[e, I, H] + du[N, I] up[e, I, H], one chain over all of dg and then all
-/// of du.
+/// of du. Without a gate (dg and gate absent) du up alone.
 void multiply_dx(const GroupedRows& rows, const ConstTensorView& dg_NI,
                  const ConstTensorView& du_NI, const ConstTensorView& gate_eIH,
                  const ConstTensorView& up_eIH, const TensorView& dx_NH,
@@ -65,13 +68,14 @@ struct GateUpGradientOutputs {
       nullptr;  ///< [I / 64, N]: sums of p * a over 64 channels each, to be added in order
 };
 
-/// dg = w p u act'(g), du = w p act(g), SwiGLU. Pad rows up to the next multiple of 16 are written
-/// as zeros. row_weights[N] fp32; N is a multiple of 16. g and u must have the rows of the groups, may
-/// have fewer than N, and may be dg and du themselves.
-void multiply_gate_up_gradient(const GroupedRows& rows, const ConstTensorView& dy_NH,
-                               const ConstTensorView& down_eHI, const ConstTensorView& g_NI,
-                               const ConstTensorView& u_NI, const float* row_weights,
-                               const GateUpGradientOutputs& outputs, const LaunchOptions& options);
+/// dg = w p u act'(g), du = w p act(g). Pad rows up to the next multiple of 16 are written
+/// as zeros. row_weights[N] fp32; N is a multiple of 16. g and u must have the rows of the groups,
+/// may have fewer than N, and may be dg and du themselves.
+void multiply_gate_up_gradient(const GroupedRows& rows, const Activation& activation,
+                               const ConstTensorView& dy_NH, const ConstTensorView& down_eHI,
+                               const ConstTensorView& g_NI, const ConstTensorView& u_NI,
+                               const float* row_weights, const GateUpGradientOutputs& outputs,
+                               const LaunchOptions& options);
 
 /// One weight gradient: gradient[e, R, C] (+)= sum over expert e's rows of lines[row, R]^T
 /// channels[row, C]. d_down[e, H, I]: lines dy, channels w a. d_gate[e, I, H]: lines dg, channels
@@ -87,10 +91,9 @@ enum class GradientMode {
   accumulate
 };  ///< accumulate: fp32 only, added once to each element
 
-/// All gradients, of one dtype, in one launch; nothing is written where `*cancelled` (device memory,
-/// may be null) is not 0. Operand rows from an expert's last row to the next
-/// multiple of 16 must be zero. An expert without rows gets exact zeros, or, accumulating, stays as
-/// it was.
+/// All gradients, of one dtype, in one launch; nothing is written where `*cancelled` (device
+/// memory, may be null) is not 0. Operand rows from an expert's last row to the next multiple of 16
+/// must be zero. An expert without rows gets exact zeros, or, accumulating, stays as it was.
 void multiply_weight_gradients(const GroupedRows& rows, std::span<const WeightGradient> gradients,
                                GradientMode mode, const LaunchOptions& options,
                                const std::uint32_t* cancelled = nullptr);

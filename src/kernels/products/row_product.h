@@ -4,8 +4,10 @@
 // Shapes: N rows, H hidden, I intermediate, e experts.
 //   down     o[N, H]  = a[N, I] * down[e, H, I]^T                     channels H, K = I
 //   gate_up  a[N, I]  = act(x gate^T) * (x up^T), x[N, H]             channels I (gate and up of
-//   each), K = H dx       dx[N, H] = dg[N, I] * gate[e, I, H] + du[N, I] * up      channels H, K =
-//   all of dg, then all of du
+//   each), K = H
+//   up       a[N, I]  = act(x up^T), activations without a gate       channels I, K = H
+//   dx       dx[N, H] = dg[N, I] * gate[e, I, H] + du[N, I] * up      channels H, K = all of dg,
+//   then all of du; without a gate all of du
 #pragma once
 
 #include <cuda.h>
@@ -17,7 +19,7 @@
 
 namespace megamoe::products {
 
-enum class RowProduct { down, gate_up, gate_up_saving, dx };
+enum class RowProduct { down, gate_up, gate_up_saving, dx, up, up_saving };
 
 inline constexpr int kMaxSources = 2;
 inline constexpr int kMaxOutputs = 3;
@@ -46,18 +48,22 @@ struct GroupedTile {
 };
 
 struct RowProductParams {
-  CUtensorMap weights[kMaxSources];  ///< gate_up: gate, up. dx: gate, up. down: down
-  RowMaps row_inputs[kMaxSources];   ///< dx: dg, du. others: x or a
-  RowMaps outputs[kMaxOutputs];      ///< gate_up_saving: g, u, a. others: one
+  CUtensorMap weights[kMaxSources];  ///< gate_up, dx: gate if there is one, up. others: one
+  RowMaps row_inputs[kMaxSources];   ///< dx: dg if there is a gate, du. others: x or a
+  RowMaps outputs[kMaxOutputs];      ///< gate_up_saving: g, u, a. up_saving: u, a. others: one
   GroupedRowsArgs rows;
   std::int32_t num_channel_tiles;      ///< CTA tiles along the output's channels
   std::int32_t num_k_blocks;           ///< over all sources
-  std::int32_t num_k_blocks_a_source;  ///< dx: K blocks of dg
+  std::int32_t num_k_blocks_a_source;  ///< dx: K blocks of dg, or of du
 };
 
 template <RowProduct kProduct>
 inline constexpr bool kIsGateUp =
     kProduct == RowProduct::gate_up || kProduct == RowProduct::gate_up_saving;
+
+template <RowProduct kProduct>
+inline constexpr bool kIsUngatedUp =
+    kProduct == RowProduct::up || kProduct == RowProduct::up_saving;
 
 /// Output channels of one CTA tile: gate and up share the 256.
 template <RowProduct kProduct>
@@ -67,6 +73,7 @@ inline constexpr int kOutputChannels = kIsGateUp<kProduct> ? kTileChannels / 2 :
 template <RowProduct kProduct>
 inline constexpr int kNumPieces = kProduct == RowProduct::gate_up          ? 1
                                   : kProduct == RowProduct::gate_up_saving ? 3
+                                  : kProduct == RowProduct::up_saving      ? 4
                                                                            : 2;
 
 template <RowProduct kProduct>

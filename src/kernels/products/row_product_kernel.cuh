@@ -37,6 +37,8 @@ __device__ inline void math_role(const RowProductParams& params, const Activatio
         num_units, acc, stages, warpgroup, barriers, ring, params.num_k_blocks);
     if constexpr (kIsGateUp<kProduct>) {
       write_activation<kProduct == RowProduct::gate_up_saving>(acc, num_units, activation, writer);
+    } else if constexpr (kIsUngatedUp<kProduct>) {
+      write_ungated<kProduct == RowProduct::up_saving>(acc, num_units, activation, writer);
     } else {
       write_blocks(acc, num_units, writer);
     }
@@ -61,7 +63,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
     device::release_registers_to<kProducerRegisters>();
     if (warp == static_cast<int>(ProducerWarp::loads)) {
       if (device::elect_one()) load_role<kProduct, kShared>(params, shared, cta_rank);
-    } else if (warp != static_cast<int>(ProducerWarp::stores_gradients)) {
+    } else if (warp != static_cast<int>(ProducerWarp::idle)) {
       if (device::elect_one()) {
         store_role<kProduct, kShared>(params, shared, cta_rank,
                                       warp - static_cast<int>(ProducerWarp::stores_slot_0));

@@ -16,10 +16,11 @@ struct RowProductLaunch {
 RowProductLaunch describe_down(const GroupedRows& rows, const ConstTensorView& a_NI,
                                const ConstTensorView& down_eHI, const LaunchOptions& options);
 /// With all maps.
-RowProductLaunch describe_gate_up(const GroupedRows& rows, const ConstTensorView& x_NH,
-                                  const ConstTensorView& gate_eIH, const ConstTensorView& up_eIH,
-                                  const TensorView& g_NI, const TensorView& u_NI,
-                                  const TensorView& a_NI, const LaunchOptions& options);
+RowProductLaunch describe_gate_up(const GroupedRows& rows, const Activation& activation,
+                                  const ConstTensorView& x_NH, const ConstTensorView& gate_eIH,
+                                  const ConstTensorView& up_eIH, const TensorView& g_NI,
+                                  const TensorView& u_NI, const TensorView& a_NI,
+                                  const LaunchOptions& options);
 /// Without the map of dx.
 RowProductLaunch describe_dx(const GroupedRows& rows, const ConstTensorView& dg_NI,
                              const ConstTensorView& du_NI, const ConstTensorView& gate_eIH,

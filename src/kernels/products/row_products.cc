@@ -1,5 +1,6 @@
 // Checks the arguments of the row products, describes their tiles to the copy engine and launches.
 #include <algorithm>
+#include <type_traits>
 
 #include "base/activation.h"
 #include "kernels/products/entries.h"
@@ -30,69 +31,84 @@ RowProductLaunch describe_down(const GroupedRows& rows, const ConstTensorView& a
   return launch;
 }
 
-RowProductLaunch describe_gate_up(const GroupedRows& rows, const ConstTensorView& x_NH,
-                                  const ConstTensorView& gate_eIH, const ConstTensorView& up_eIH,
-                                  const TensorView& g_NI, const TensorView& u_NI,
-                                  const TensorView& a_NI, const LaunchOptions& options) {
+RowProductLaunch describe_gate_up(const GroupedRows& rows, const Activation& activation,
+                                  const ConstTensorView& x_NH, const ConstTensorView& gate_eIH,
+                                  const ConstTensorView& up_eIH, const TensorView& g_NI,
+                                  const TensorView& u_NI, const TensorView& a_NI,
+                                  const LaunchOptions& options) {
   const std::int64_t num_rows = a_NI.sizes[0];
   const std::int64_t intermediate = a_NI.sizes[1];
   const std::int64_t hidden = x_NH.sizes[1];
-  const bool saving = !g_NI.absent();
+  const bool gated = is_gated(activation.kind);
+  const bool saving = !u_NI.absent();
   check_groups(rows, "gate_up");
   check_rows(x_NH, num_rows, hidden, "x");
   check_rows(a_NI, num_rows, intermediate, "a");
-  if (saving) {
-    const std::int64_t kept_rows = std::min(g_NI.sizes[0], num_rows);
-    check_rows(g_NI, kept_rows, intermediate, "g");
-    check_rows(u_NI, kept_rows, intermediate, "u");
-  }
-  check_weights(gate_eIH, rows.num_groups, intermediate, hidden, "gate");
+  const std::int64_t kept_rows = saving ? std::min(u_NI.sizes[0], num_rows) : num_rows;
+  if (saving) check_rows(u_NI, kept_rows, intermediate, "u");
   check_weights(up_eIH, rows.num_groups, intermediate, hidden, "up");
+  if (gated) {
+    if (saving || !g_NI.absent()) check_rows(g_NI, kept_rows, intermediate, "g");
+    if (!saving && !g_NI.absent()) check_rows(u_NI, kept_rows, intermediate, "u");
+    check_weights(gate_eIH, rows.num_groups, intermediate, hidden, "gate");
+  } else {
+    check_absent(g_NI, activation, "g");
+    check_absent(gate_eIH, activation, "gate");
+  }
 
   RowProductLaunch launch;
   RowProductParams& params = launch.params;
   params.rows = {rows.begin, rows.count, rows.num_groups};
-  params.num_channel_tiles = ceil_div(intermediate, kTileChannels / 2);
+  params.num_channel_tiles = ceil_div(intermediate, gated ? kTileChannels / 2 : kTileChannels);
   params.num_k_blocks = static_cast<int>(hidden / kBlockK);
   params.num_k_blocks_a_source = params.num_k_blocks;
-  launch.sharing = choose_sharing(options, params.num_channel_tiles);
-  params.weights[0] = weight_map_k_major(gate_eIH, kTileChannels / 2, "gate");
-  params.weights[1] = weight_map_k_major(up_eIH, kTileChannels / 2, "up");
-  params.row_inputs[0] = input_maps(x_NH, launch.sharing, "x");
-  if (saving) {
-    params.outputs[0] = whole_tile_maps(g_NI, "g");
-    params.outputs[1] = whole_tile_maps(u_NI, "u");
-    params.outputs[2] = whole_tile_maps(a_NI, "a");
-  } else {
-    params.outputs[0] = whole_tile_maps(a_NI, "a");
+  launch.sharing = activation.kind == ActivationKind::swiglu
+                       ? choose_sharing(options, params.num_channel_tiles)
+                       : Sharing::channels;
+  int num_weights = 0;
+  int num_outputs = 0;
+  if (gated) {
+    params.weights[num_weights++] = weight_map_k_major(gate_eIH, kTileChannels / 2, "gate");
+    if (saving) params.outputs[num_outputs++] = whole_tile_maps(g_NI, "g");
   }
+  params.weights[num_weights] = weight_map_k_major(up_eIH, kTileChannels / 2, "up");
+  if (saving) params.outputs[num_outputs++] = whole_tile_maps(u_NI, "u");
+  params.outputs[num_outputs] = whole_tile_maps(a_NI, "a");
+  params.row_inputs[0] = input_maps(x_NH, launch.sharing, "x");
   return launch;
 }
 
 RowProductLaunch describe_dx(const GroupedRows& rows, const ConstTensorView& dg_NI,
                              const ConstTensorView& du_NI, const ConstTensorView& gate_eIH,
                              const ConstTensorView& up_eIH, const LaunchOptions& options) {
-  const std::int64_t num_rows = dg_NI.sizes[0];
-  const std::int64_t intermediate = dg_NI.sizes[1];
-  const std::int64_t hidden = gate_eIH.sizes[2];
+  const std::int64_t num_rows = du_NI.sizes[0];
+  const std::int64_t intermediate = du_NI.sizes[1];
+  const std::int64_t hidden = up_eIH.sizes[2];
+  const bool gated = !dg_NI.absent() || !gate_eIH.absent();
   check_groups(rows, "dx");
-  check_rows(dg_NI, num_rows, intermediate, "dg");
   check_rows(du_NI, num_rows, intermediate, "du");
-  check_weights(gate_eIH, rows.num_groups, intermediate, hidden, "gate");
+  if (gated) {
+    check_rows(dg_NI, num_rows, intermediate, "dg");
+    check_weights(gate_eIH, rows.num_groups, intermediate, hidden, "gate");
+  }
   check_weights(up_eIH, rows.num_groups, intermediate, hidden, "up");
 
   RowProductLaunch launch;
   RowProductParams& params = launch.params;
   params.rows = {rows.begin, rows.count, rows.num_groups};
   params.num_channel_tiles = ceil_div(hidden, kTileChannels);
-  params.num_k_blocks = static_cast<int>(2 * intermediate / kBlockK);
   params.num_k_blocks_a_source = static_cast<int>(intermediate / kBlockK);
+  params.num_k_blocks = (gated ? 2 : 1) * params.num_k_blocks_a_source;
   launch.sharing = choose_sharing(options, params.num_channel_tiles);
   const int box_k = launch.sharing == Sharing::rows ? kBlockK : kBlockK / 2;
-  params.weights[0] = weight_map_channel_major(gate_eIH, box_k, "gate");
-  params.weights[1] = weight_map_channel_major(up_eIH, box_k, "up");
-  params.row_inputs[0] = input_maps(dg_NI, launch.sharing, "dg");
-  params.row_inputs[1] = input_maps(du_NI, launch.sharing, "du");
+  int source = 0;
+  if (gated) {
+    params.weights[source] = weight_map_channel_major(gate_eIH, box_k, "gate");
+    params.row_inputs[source] = input_maps(dg_NI, launch.sharing, "dg");
+    ++source;
+  }
+  params.weights[source] = weight_map_channel_major(up_eIH, box_k, "up");
+  params.row_inputs[source] = input_maps(du_NI, launch.sharing, "du");
   return launch;
 }
 
@@ -110,22 +126,39 @@ void multiply_down(const GroupedRows& rows, const ConstTensorView& a_NI,
                   {&launch.params, &activation}, options);
 }
 
-void multiply_gate_up(const GroupedRows& rows, const ConstTensorView& x_NH,
-                      const ConstTensorView& gate_eIH, const ConstTensorView& up_eIH,
-                      const TensorView& g_NI, const TensorView& u_NI, const TensorView& a_NI,
-                      const LaunchOptions& options) {
+namespace {
+
+// The kernel that computes a, and whether its clusters share rows or channels.
+template <class Policy>
+const void* gate_up_kernel(Sharing sharing, bool saving) {
+  if constexpr (std::is_same_v<Policy, SwiGlu>) {
+    if (sharing == Sharing::rows) {
+      return saving ? gate_up_saving_sharing_rows() : gate_up_sharing_rows();
+    }
+    return saving ? gate_up_saving_sharing_channels() : gate_up_sharing_channels();
+  } else if constexpr (Policy::kGated) {
+    return saving ? row_product_with<RowProduct::gate_up_saving, Policy>()
+                  : row_product_with<RowProduct::gate_up, Policy>();
+  } else {
+    return saving ? row_product_with<RowProduct::up_saving, Policy>()
+                  : row_product_with<RowProduct::up, Policy>();
+  }
+}
+
+}  // namespace
+
+void multiply_gate_up(const GroupedRows& rows, const Activation& activation,
+                      const ConstTensorView& x_NH, const ConstTensorView& gate_eIH,
+                      const ConstTensorView& up_eIH, const TensorView& g_NI, const TensorView& u_NI,
+                      const TensorView& a_NI, const LaunchOptions& options) {
   if (a_NI.sizes[0] == 0) return;
   RowProductLaunch launch =
-      describe_gate_up(rows, x_NH, gate_eIH, up_eIH, g_NI, u_NI, a_NI, options);
-  const bool shares_rows = launch.sharing == Sharing::rows;
-  const void* kernel = nullptr;
-  if (g_NI.absent()) {
-    kernel = shares_rows ? gate_up_sharing_rows() : gate_up_sharing_channels();
-  } else {
-    kernel = shares_rows ? gate_up_saving_sharing_rows() : gate_up_saving_sharing_channels();
-  }
-  SwiGlu activation{};
-  launch_clusters(kernel, {&launch.params, &activation}, options);
+      describe_gate_up(rows, activation, x_NH, gate_eIH, up_eIH, g_NI, u_NI, a_NI, options);
+  const bool saving = !u_NI.absent();
+  with_activation(activation, [&](auto policy) {
+    launch_clusters(gate_up_kernel<decltype(policy)>(launch.sharing, saving),
+                    {&launch.params, &policy}, options);
+  });
 }
 
 void multiply_dx(const GroupedRows& rows, const ConstTensorView& dg_NI,
@@ -133,8 +166,8 @@ void multiply_dx(const GroupedRows& rows, const ConstTensorView& dg_NI,
                  const ConstTensorView& up_eIH, const TensorView& dx_NH,
                  const LaunchOptions& options) {
   const std::int64_t num_rows = dx_NH.sizes[0];
-  check_rows(dg_NI, num_rows, dg_NI.sizes[1], "dg");
-  check_rows(dx_NH, num_rows, gate_eIH.sizes[2], "dx");
+  check_rows(du_NI, num_rows, du_NI.sizes[1], "du");
+  check_rows(dx_NH, num_rows, up_eIH.sizes[2], "dx");
   if (num_rows == 0) return;
   RowProductLaunch launch = describe_dx(rows, dg_NI, du_NI, gate_eIH, up_eIH, options);
   launch.params.outputs[0] = whole_tile_maps(dx_NH, "dx");

@@ -15,8 +15,11 @@ namespace megamoe::products {
 template <RowProduct kProduct>
 __device__ inline void store_piece(const RowProductParams& params, const GroupedTile& tile,
                                    int warpgroup, int piece, std::uint32_t slot) {
-  const int map_idx = kIsGateUp<kProduct> ? piece : 0;
-  const int block = kIsGateUp<kProduct> ? warpgroup : warpgroup * kBlocksPerWarpgroup + piece;
+  // up_saving has two pieces of u, then two of a; the others' pieces are blocks, or outputs.
+  const int map_idx = kIsGateUp<kProduct> ? piece : piece / kBlocksPerWarpgroup;
+  const int block = kIsGateUp<kProduct>
+                        ? warpgroup
+                        : warpgroup * kBlocksPerWarpgroup + piece % kBlocksPerWarpgroup;
   const int channel = tile.channel_tile * kOutputChannels<kProduct> + block * kBlockChannels;
   device::store_tile(&params.outputs[map_idx].by_units[tile.num_units - 1], slot, channel,
                      tile.first_row);

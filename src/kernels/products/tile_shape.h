@@ -46,7 +46,7 @@ enum class ProducerWarp {
   loads = 0,
   stores_slot_0 = 1,
   stores_slot_1 = 2,
-  stores_gradients = 3,
+  idle = 3,
   pulls = 3,  ///< in products that pull their rows
 };
 inline constexpr int kProducerRegisters = 40;

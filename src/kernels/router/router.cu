@@ -106,7 +106,8 @@ __device__ float group_score(const Experts<kPerLane>& choice, int group, int gro
     second = fmaxf(fminf(first, other_first), fmaxf(second, other_second));
     first = fmaxf(first, other_first);
   }
-  return group_size == 1 ? first : first + second;
+  // Above the mask even where biases overflow together.
+  return fmaxf(group_size == 1 ? first : first + second, -FLT_MAX);
 }
 
 /// Masks the experts of all but the best groups; lane g holds the score of group g.

@@ -63,7 +63,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
     device::release_registers_to<kProducerRegisters>();
     if (warp == static_cast<int>(ProducerWarp::loads)) {
       if (device::elect_one()) gradient_load_role<kShared>(params, shared, cta_rank);
-    } else if (warp != static_cast<int>(ProducerWarp::stores_gradients)) {
+    } else if (warp != static_cast<int>(ProducerWarp::idle)) {
       if (device::elect_one()) {
         gradient_store_role<kShared, kType>(params, shared, cta_rank,
                                             warp - static_cast<int>(ProducerWarp::stores_slot_0));
