@@ -14,10 +14,11 @@ namespace megamoe::checker {
 
 struct CallSpec {
   bool backward = false;
-  std::uint32_t forward_call = 0;               ///< the forward call of a backward call
-  std::vector<std::vector<std::int32_t>> ids;   ///< [R][T * K]; a backward call has those of its
-                                                ///< forward call
-  std::int32_t bad_rank = -1;                   ///< has an id out of range: the call fails
+  bool saved = false;              ///< a backward call that has g and u: p pulls, dy first
+  std::uint32_t forward_call = 0;  ///< the forward call of a backward call
+  std::vector<std::vector<std::int32_t>> ids;  ///< [R][T * K]; a backward call has those of its
+                                               ///< forward call
+  std::int32_t bad_rank = -1;                  ///< has an id out of range: the call fails
 };
 
 struct Pull {

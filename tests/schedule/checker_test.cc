@@ -1,12 +1,12 @@
 // The protocol of the layer's calls holds in every interleaving of small problems, and in many of
 // large ones. `--long`, or MEGAMOE_CHECKER_LONG in the environment, runs thirty times as many.
+#include "schedule/checker.h"
+
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <string>
 #include <vector>
-
-#include "schedule/explore.h"
 
 namespace megamoe::checker {
 namespace {
@@ -26,9 +26,10 @@ CallSpec forward(Ids ids, std::int32_t bad_rank = -1) {
   return call;
 }
 
-CallSpec backward_of(std::uint32_t forward_call) {
+CallSpec backward_of(std::uint32_t forward_call, bool saved = false) {
   CallSpec call;
   call.backward = true;
+  call.saved = saved;
   call.forward_call = forward_call;
   return call;
 }
@@ -83,6 +84,7 @@ INSTANTIATE_TEST_SUITE_P(
             Small{"OneRankManyTiles", {1, 2, 1}, {forward({{0, 1}})}, 2, 2, 3},
             Small{"TwoRanks", {2, 2, 1}, {forward({{0, 1}, {0, 1}}), backward_of(0)}},
             Small{"TwoExpertsEach", {2, 4, 2}, {forward({{0, 2}, {3, 0}})}, 2, 2, 2},
+            Small{"TwoRanksSaved", {2, 2, 1}, {forward({{0, 1}, {0, 1}}), backward_of(0, true)}},
             Small{"NoTokensOnARank", {2, 2, 1}, {forward({{0, 1, 1}, {}}), backward_of(0)}},
             Small{"NothingAtAll", {2, 2, 1}, {forward({{}, {-1}}), backward_of(0)}},
             Small{"AllToOneExpert", {2, 2, 2}, {forward({{1, 1, 1, 1}, {1, -1}})}},
@@ -96,7 +98,10 @@ INSTANTIATE_TEST_SUITE_P(
             Small{"ALateRank",
                   {2, 2, 1},
                   {forward({{0}, {1}}), forward({{1}, {0}}), backward_of(0), forward({{1}, {0}})},
-                  1, 1, 1, true},
+                  1,
+                  1,
+                  1,
+                  true},
             Small{"TwoForwardsInFlight",
                   {2, 2, 1},
                   {forward({{0}, {1}}), forward({{1}, {0}}), backward_of(1), backward_of(0)}}),
@@ -107,8 +112,8 @@ INSTANTIATE_TEST_SUITE_P(
              (std::get<2>(param.param) == Shared::rows ? "SharingRows" : "SharingChannels");
     });
 
-/// The search leaves out interleavings that it takes for equal. On problems where all of them can be
-/// searched nothing else comes out.
+/// The search leaves out interleavings that it takes for equal. On problems where all of them can
+/// be searched nothing else comes out.
 TEST(Search, ReductionIsHarmless) {
   LayerShape shape;
   shape.dims = {2, 2, 1};
@@ -144,7 +149,7 @@ Model random_model(std::uint32_t max_ranks, std::uint32_t max_ctas, std::uint32_
   std::vector<std::uint32_t> forwards;
   for (std::uint32_t i = 0; i < 2 + random() % 3; ++i) {
     if (!forwards.empty() && random() % 2 == 0) {
-      calls.push_back(backward_of(forwards[random() % forwards.size()]));
+      calls.push_back(backward_of(forwards[random() % forwards.size()], random() % 2 == 0));
       continue;
     }
     forwards.push_back(static_cast<std::uint32_t>(calls.size()));
@@ -167,8 +172,7 @@ void run_many(std::uint32_t num_runs, std::uint32_t max_ranks, std::uint32_t max
     const Model model = random_model(max_ranks, max_ctas, max_tokens, random);
     const Finding finding = run_at_random(model, seed);
     num_steps += finding.num_steps;
-    ASSERT_TRUE(finding.ok()) << "seed " << seed << ": " << finding.what << "\n"
-                              << finding.history;
+    ASSERT_TRUE(finding.ok()) << "seed " << seed << ": " << finding.what << "\n" << finding.history;
   }
   std::printf("%llu steps\n", static_cast<unsigned long long>(num_steps));
 }
@@ -192,8 +196,7 @@ TEST(Random, SixtyFourRanksOf132Ctas) {
     if (seed % 2 == 1) calls.push_back(backward_of(0));
     const Finding finding = run_at_random(model_of(shape, calls), seed);
     std::printf("%llu steps\n", static_cast<unsigned long long>(finding.num_steps));
-    ASSERT_TRUE(finding.ok()) << "seed " << seed << ": " << finding.what << "\n"
-                              << finding.history;
+    ASSERT_TRUE(finding.ok()) << "seed " << seed << ": " << finding.what << "\n" << finding.history;
   }
 }
 

@@ -1,11 +1,11 @@
-// Mistakes that the checker must find: each is seeded into the model's kernels, and must be reported
-// as what it is.
+// Mistakes that the checker must find: each is seeded into the model's kernels, and must be
+// reported as what it is.
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
-#include "schedule/explore.h"
+#include "schedule/checker.h"
 
 namespace megamoe::checker {
 namespace {

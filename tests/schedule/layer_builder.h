@@ -124,6 +124,10 @@ class LayerModel::Builder {
   void outputs(const schedule::GroupedTile& tile, std::uint32_t warpgroup, std::uint32_t piece,
                std::vector<std::pair<DatumId, std::uint64_t>>& to) const;
 
+  /// Whether a pass of the pulls moves dy.
+  [[nodiscard]] bool moves_dy(std::uint32_t pass) const {
+    return (pass == 1) != (place_.launch == Launch::gradient_and_pull);
+  }
   void chunk_loads(std::uint32_t cta, std::uint32_t pull, Registers& registers,
                    Program& steps) const;
   void store_pending(std::uint32_t cta, Registers& registers, Program& steps) const;
@@ -137,8 +141,8 @@ class LayerModel::Builder {
 };
 
 // Steps.
-inline Op op(OpKind kind, std::uint32_t object = 0, std::uint64_t tag = 0,
-             std::uint32_t amount = 0, std::uint32_t other = 0) {
+inline Op op(OpKind kind, std::uint32_t object = 0, std::uint64_t tag = 0, std::uint32_t amount = 0,
+             std::uint32_t other = 0) {
   return {kind, object, other, amount, tag};
 }
 

@@ -23,19 +23,26 @@ std::vector<LayerModel::Launch> LayerModel::launches_of(const CallSpec& call) co
   using enum Launch;
   std::vector<Launch> launches;
   if (shape_.overlap) {
-    launches = call.backward
-                   ? std::vector{stage, enter, write_lists, meet_staged, order_pulls,
-                                 gate_up_and_pull, gradient, dx_and_push, push_dweights,
-                                 weight_gradients, meet_results, reduce}
-                   : std::vector{stage, enter, write_lists, meet_staged, order_pulls,
-                                 gate_up_and_pull, down_and_push, meet_results, reduce};
+    launches = call.backward ? std::vector{stage,         enter,
+                                           write_lists,   meet_staged,
+                                           order_pulls,   gate_up_and_pull,
+                                           gradient,      dx_and_push,
+                                           push_dweights, weight_gradients,
+                                           meet_results,  reduce}
+                             : std::vector{stage,         enter,        write_lists,
+                                           meet_staged,   order_pulls,  gate_up_and_pull,
+                                           down_and_push, meet_results, reduce};
   } else {
-    launches = call.backward
-                   ? std::vector{stage, enter, write_lists, meet_staged, pull_rows, gate_up,
-                                 gradient, weight_gradients, dx, push_rows, push_dweights,
-                                 meet_results, reduce}
-                   : std::vector{stage, enter, write_lists, meet_staged, pull_rows, gate_up, down,
-                                 push_rows, meet_results, reduce};
+    launches = call.backward ? std::vector{stage,     enter,     write_lists,   meet_staged,
+                                           pull_rows, gate_up,   gradient,      weight_gradients,
+                                           dx,        push_rows, push_dweights, meet_results,
+                                           reduce}
+                             : std::vector{stage,   enter, write_lists, meet_staged,  pull_rows,
+                                           gate_up, down,  push_rows,   meet_results, reduce};
+  }
+  if (call.saved && shape_.overlap) {
+    std::erase(launches, gate_up_and_pull);
+    std::replace(launches.begin(), launches.end(), gradient, gradient_and_pull);
   }
   const auto swap = [&](Launch a, Launch b) {
     const auto first = std::find(launches.begin(), launches.end(), a);
@@ -139,8 +146,8 @@ void LayerModel::add_arrays() {
     arrays.first_counter = static_cast<std::uint32_t>(hardware_.counters.size());
     Counter counter;
     counter.rank = rank;
-    hardware_.counters.resize(
-        hardware_.counters.size() + 2 + max_rows_ / schedule::kRowsPerBlock, counter);
+    hardware_.counters.resize(hardware_.counters.size() + 2 + max_rows_ / schedule::kRowsPerBlock,
+                              counter);
     arrays_.push_back(arrays);
   }
 }
@@ -154,7 +161,8 @@ void LayerModel::check_outputs(const Machine& machine) const {
   // Outputs of earlier calls are overwritten.
   while (last > 0) {
     const CallSpec& call = calls_[last - 1];
-    const bool bad = call.bad_rank >= 0 || (call.backward && calls_[call.forward_call].bad_rank >= 0);
+    const bool bad =
+        call.bad_rank >= 0 || (call.backward && calls_[call.forward_call].bad_rank >= 0);
     if (!bad) break;
     --last;
   }
@@ -163,7 +171,8 @@ void LayerModel::check_outputs(const Machine& machine) const {
     if (machine.control(rank).failed_for_good) continue;
     const Builder builder(*this, rank, {last - 1, Launch::reduce}, {});
     for (std::uint32_t token = 0; token < plans_[last - 1].num_tokens_R[rank]; ++token) {
-      if (machine.memory().tag(arrays_[rank].output_T + token) == builder.output_tag(token)) continue;
+      if (machine.memory().tag(arrays_[rank].output_T + token) == builder.output_tag(token))
+        continue;
       throw Violation("the last call leaves output of token " + std::to_string(token) +
                       " of rank " + std::to_string(rank) + " unwritten");
     }

@@ -91,13 +91,48 @@ class LayerModel : public KernelSource {
 
  private:
   enum class Launch {
-    stage, enter, write_lists, meet_staged, order_pulls, gate_up_and_pull, down_and_push,
-    meet_results, reduce, gradient, dx_and_push, push_dweights, weight_gradients,
-    pull_rows, gate_up, down, dx, push_rows,
+    stage,
+    enter,
+    write_lists,
+    meet_staged,
+    order_pulls,
+    gate_up_and_pull,
+    down_and_push,
+    meet_results,
+    reduce,
+    gradient,
+    gradient_and_pull,
+    dx_and_push,
+    push_dweights,
+    weight_gradients,
+    pull_rows,
+    gate_up,
+    down,
+    dx,
+    push_rows,
   };
   enum class Tag : std::uint64_t {
-    staged_x = 1, staged_dy, staged_weight, lists, begins, header, counts, plan, order, origin,
-    progress, pad_x, pad_dy, inner, slot, slot_dweight, output, gradient, shared, o_row, dx_row,
+    staged_x = 1,
+    staged_dy,
+    staged_weight,
+    lists,
+    begins,
+    header,
+    counts,
+    plan,
+    order,
+    origin,
+    progress,
+    pad_x,
+    pad_dy,
+    inner,
+    slot,
+    slot_dweight,
+    output,
+    gradient,
+    shared,
+    o_row,
+    dx_row,
   };
   /// The arrays of one rank.
   struct Arrays {
@@ -107,7 +142,7 @@ class LayerModel : public KernelSource {
     DatumId x_Ch, dy_Ch, pad_x, pad_dy;  ///< pads: one for each unit of rows
     DatumId inner;                       ///< [units][columns][planes]
     DatumId slots_TKhb, slot_dweights_TK, output_T, gradient_e;
-    DatumId shared;                      ///< [CTAs][kSharedData]
+    DatumId shared;  ///< [CTAs][kSharedData]
     std::uint32_t first_counter;
   };
   /// Shared memory of a CTA, and its barriers.

@@ -192,7 +192,8 @@ void Machine::execute(AgentId id, Agent& agent, const Op& op) {
   switch (op.kind) {
     case OpKind::read:
     case OpKind::judge_header: {
-      const bool is_bad = op.kind == OpKind::judge_header && (memory.tag(op.object) & kBadCall) != 0;
+      const bool is_bad =
+          op.kind == OpKind::judge_header && (memory.tag(op.object) & kBadCall) != 0;
       memory.read(op.object, access(id.rank, agent), Proxy::generic, op.tag, own_stamp());
       if (is_bad) ranks_[id.rank].control.call_failed = true;
       break;
@@ -345,10 +346,12 @@ void Machine::execute_counter(AgentId id, Agent& agent, const Op& op) {
     return;
   }
   if (op.kind == OpKind::await_counter && has_seen(agent, op.other)) return;
-  if ((op.kind == OpKind::look || op.kind == OpKind::look_at_all) && agent.registers.saw_all) return;
+  if ((op.kind == OpKind::look || op.kind == OpKind::look_at_all) && agent.registers.saw_all)
+    return;
   Counter& counter = hardware_.counters[op.object];
   if (op.kind != OpKind::start_counter && !agent.seen.knows(counter.started)) {
-    throw Violation("counter " + std::to_string(op.object) + " is used before its start is visible");
+    throw Violation("counter " + std::to_string(op.object) +
+                    " is used before its start is visible");
   }
   if (counter.rank != id.rank) throw Violation("a counter of another rank needs system scope");
   switch (op.kind) {

@@ -87,7 +87,9 @@ class Machine {
   }
   [[nodiscard]] bool rank_has_ended(std::uint32_t rank) const { return !ranks_[rank].kernel; }
   [[nodiscard]] bool has_ended() const;
-  [[nodiscard]] const RankControl& control(std::uint32_t rank) const { return ranks_[rank].control; }
+  [[nodiscard]] const RankControl& control(std::uint32_t rank) const {
+    return ranks_[rank].control;
+  }
   [[nodiscard]] const Memory& memory() const { return hardware_.memory; }
 
   /// Two machines with equal fingerprints go on equally.

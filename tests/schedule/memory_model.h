@@ -32,7 +32,7 @@ struct Stamp {
   std::uint32_t rank = 0;
   std::uint32_t kernel = 0;  ///< of the rank's stream, from 0
   std::uint32_t timeline = 0;
-  std::uint32_t time = 0;  ///< from 1; 0: never
+  std::uint32_t time = 0;  ///< from 1; 0: before everything
   bool operator==(const Stamp&) const = default;
 };
 

@@ -49,10 +49,11 @@ void LayerModel::Builder::read_inner(std::uint32_t stage, RowRange range, std::u
                                      std::uint32_t plane, Program& steps) const {
   if (range.count == 0) return;
   const std::uint32_t first = static_cast<std::uint32_t>(range.first) / kUnit;
-  const std::uint32_t end = (static_cast<std::uint32_t>(range.first + range.count) + kUnit - 1) / kUnit;
+  const std::uint32_t end =
+      (static_cast<std::uint32_t>(range.first + range.count) + kUnit - 1) / kUnit;
   for (std::uint32_t unit = first; unit < end; ++unit) {
-    steps.push_back(op(OpKind::load_read, inner(unit, column, plane),
-                       inner_tag(stage, unit, column, plane)));
+    steps.push_back(
+        op(OpKind::load_read, inner(unit, column, plane), inner_tag(stage, unit, column, plane)));
   }
 }
 
@@ -67,6 +68,7 @@ void LayerModel::Builder::read_operand(RowRange range, std::uint32_t k_block,
       read_rows(Tag::staged_x, range, h, steps);
       break;
     case Launch::gradient:
+    case Launch::gradient_and_pull:
       read_rows(Tag::staged_dy, range, h, steps);
       break;
     case Launch::down:
@@ -97,7 +99,9 @@ void LayerModel::Builder::outputs(const GroupedTile& tile, std::uint32_t warpgro
     return;
   }
   if (channel >= shape().num_i_tiles) return;
-  const std::uint32_t stage = place_.launch == Launch::gradient ? kGradients : kActivations;
+  const bool is_gradient =
+      place_.launch == Launch::gradient || place_.launch == Launch::gradient_and_pull;
+  const std::uint32_t stage = is_gradient ? kGradients : kActivations;
   const std::uint32_t column = channel * 2 + warpgroup;
   for (std::uint32_t unit = first; unit < end; ++unit) {
     to.emplace_back(inner(unit, column, piece), inner_tag(stage, unit, column, piece));
@@ -133,7 +137,8 @@ void LayerModel::Builder::plain_product(const Product& product) {
           outputs(tile, warpgroup, static_cast<std::uint32_t>(piece), to);
         }
       }
-      steps.push_back(op(OpKind::write, shared(cta, kSlotAt), tag(Tag::shared, rank_, load, 1), 0, 1));
+      steps.push_back(
+          op(OpKind::write, shared(cta, kSlotAt), tag(Tag::shared, rank_, load, 1), 0, 1));
       steps.push_back(op(OpKind::fence_shared));
       for (const auto& [datum, datum_tag] : to) {
         steps.push_back(op(OpKind::store, shared(cta, kSlotAt), datum_tag, 0, datum));
@@ -167,7 +172,8 @@ void LayerModel::Builder::weight_gradients() {
       steps.push_back(op(OpKind::load_write, shared(cta, kStageAt),
                          tag(Tag::shared, rank_, load, 0), 0, filled));
       steps.push_back(op(OpKind::await_barrier, filled, 0, ++load));
-      steps.push_back(op(OpKind::write, shared(cta, kSlotAt), tag(Tag::shared, rank_, load, 1), 0, 1));
+      steps.push_back(
+          op(OpKind::write, shared(cta, kSlotAt), tag(Tag::shared, rank_, load, 1), 0, 1));
       steps.push_back(op(OpKind::fence_shared));
       steps.push_back(op(OpKind::store, shared(cta, kSlotAt), tag(Tag::gradient, rank_, expert), 0,
                          own().gradient_e + expert));

@@ -1,5 +1,5 @@
-// The products whose roles pass stages and slots to each other: load_role.cuh with arrived_rows.cuh,
-// math_role.cuh and epilogue.cuh, store_role.cuh, push_role.cuh.
+// The products whose roles pass stages and slots to each other: load_role.cuh with
+// arrived_rows.cuh, math_role.cuh and epilogue.cuh, store_role.cuh, push_role.cuh.
 #include "kernels/products/pieces.h"
 #include "schedule/layer_builder.h"
 
@@ -43,16 +43,16 @@ struct Pieces {
         call([&](auto p) { return p.warpgroup_of(static_cast<int>(n)); }));
   }
   [[nodiscard]] std::uint32_t piece_of(std::uint32_t n) const {
-    return static_cast<std::uint32_t>(call([&](auto p) { return p.piece_of(static_cast<int>(n)); }));
+    return static_cast<std::uint32_t>(
+        call([&](auto p) { return p.piece_of(static_cast<int>(n)); }));
   }
   [[nodiscard]] std::uint32_t next_warpgroup_of(std::uint32_t n) const {
     return static_cast<std::uint32_t>(
         call([&](auto p) { return p.next_warpgroup_of(static_cast<int>(n)); }));
   }
   [[nodiscard]] std::uint32_t number_of(std::uint32_t warpgroup, std::uint32_t piece) const {
-    return static_cast<std::uint32_t>(call([&](auto p) {
-      return p.number_of(static_cast<int>(warpgroup), static_cast<int>(piece));
-    }));
+    return static_cast<std::uint32_t>(call(
+        [&](auto p) { return p.number_of(static_cast<int>(warpgroup), static_cast<int>(piece)); }));
   }
 };
 constexpr std::uint32_t kNumSlots = Numbering<1>::kNumSlots;
@@ -156,22 +156,21 @@ void LayerModel::Builder::await_rows(const GroupedTile& tile, std::uint32_t cta,
 }
 
 /// ArrivedRows::look_ahead
-void LayerModel::Builder::look_ahead(const GroupedTile& next, std::uint32_t cta,
-                                     std::uint32_t look, Program& steps) const {
+void LayerModel::Builder::look_ahead(const GroupedTile& next, std::uint32_t cta, std::uint32_t look,
+                                     Program& steps) const {
   if (look == kLooks - 1) {
-    steps.push_back(op(OpKind::look_at_all, pulls_done(), 0,
-                       static_cast<std::uint32_t>(rows().pulls.size())));
+    steps.push_back(
+        op(OpKind::look_at_all, pulls_done(), 0, static_cast<std::uint32_t>(rows().pulls.size())));
     return;
   }
   const RowRange range = rows_loaded(next, cta);
   const schedule::BlockRange blocks = schedule::blocks_of_rows(range.first, range.count);
-  const int first = blocks.first / kBlocksALook * kBlocksALook +
-                    static_cast<int>(look) * kBlocksALook;
+  const int first =
+      blocks.first / kBlocksALook * kBlocksALook + static_cast<int>(look) * kBlocksALook;
   for (int block = first; block < first + kBlocksALook; ++block) {
     if (block < blocks.first || block >= blocks.first + blocks.count) continue;
     steps.push_back(op(OpKind::look, rows_arrived(static_cast<std::uint32_t>(block)), 0,
-                       schedule::kRowsPerBlock,
-                       static_cast<std::uint32_t>(block - blocks.first)));
+                       schedule::kRowsPerBlock, static_cast<std::uint32_t>(block - blocks.first)));
   }
 }
 
@@ -206,8 +205,8 @@ void LayerModel::Builder::load_stage(const Product& /*product*/, const GroupedTi
     return tag(Tag::shared, rank_, load, number);
   };
   const bool has_rows = tile.num_units > 0;
-  steps.push_back(op(OpKind::await_barrier, barrier(cta, kStageFree + stage), 0,
-                     load / kNumStages));
+  steps.push_back(
+      op(OpKind::await_barrier, barrier(cta, kStageFree + stage), 0, load / kNumStages));
   steps.push_back(op(OpKind::arrive_expecting, filled, 0, shares_rows || has_rows ? 3 : 2));
   if (shares_rows) {
     steps.push_back(op(OpKind::load_write, part(cta, 0), write_tag(0), 0, filled));
@@ -245,16 +244,15 @@ void LayerModel::Builder::math_role(const Product& product, std::uint32_t cta,
     std::uint32_t previous = 0;
     for (std::uint32_t k_block = 0; k_block < shape().num_k_blocks; ++k_block, ++load) {
       const std::uint32_t stage = load % kNumStages;
-      steps.push_back(op(OpKind::await_barrier, barrier(cta, kStageFilled + stage), 0,
-                         load / kNumStages + 1));
+      steps.push_back(
+          op(OpKind::await_barrier, barrier(cta, kStageFilled + stage), 0, load / kNumStages + 1));
       if (skips) {
         release(stage);
         continue;
       }
       for (std::uint32_t part = 0; part < kStageParts; ++part) {
         if (part == (shares_rows ? 1U : 3U)) continue;
-        steps.push_back(
-            op(OpKind::group_read, shared(cta, kStageAt + stage * kStageParts + part)));
+        steps.push_back(op(OpKind::group_read, shared(cta, kStageAt + stage * kStageParts + part)));
       }
       steps.push_back(op(OpKind::commit));
       steps.push_back(op(OpKind::wait_read, 0, 0, 1));
@@ -293,15 +291,14 @@ void LayerModel::Builder::store_role(const Product& product, std::uint32_t cta, 
     for (std::uint32_t number = warp; number < pieces.per_tile();
          number += products::kNumStoreWarps) {
       const std::uint32_t slot_idx = number % kNumSlots;
-      const std::uint32_t granted = barrier(
-          cta, kSlotGranted + pieces.next_warpgroup_of(number) * kNumSlots + slot_idx);
-      steps.push_back(op(OpKind::await_barrier, barrier(cta, kSlotFilled + slot_idx), 0,
-                         ++filled[slot_idx]));
+      const std::uint32_t granted =
+          barrier(cta, kSlotGranted + pieces.next_warpgroup_of(number) * kNumSlots + slot_idx);
+      steps.push_back(
+          op(OpKind::await_barrier, barrier(cta, kSlotFilled + slot_idx), 0, ++filled[slot_idx]));
       std::vector<std::pair<DatumId, std::uint64_t>> to;
       outputs(tile, pieces.warpgroup_of(number), pieces.piece_of(number), to);
       for (const auto& [datum, datum_tag] : to) {
-        steps.push_back(
-            op(OpKind::store, shared(cta, kSlotAt + slot_idx), datum_tag, 0, datum));
+        steps.push_back(op(OpKind::store, shared(cta, kSlotAt + slot_idx), datum_tag, 0, datum));
       }
       steps.push_back(op(OpKind::commit));
       if (!has(Fault::slot_granted_before_read)) steps.push_back(op(OpKind::wait_read));
@@ -320,10 +317,10 @@ void LayerModel::Builder::push_role(const Product& product, std::uint32_t cta, s
     if (tile.num_units == 0) continue;
     for (std::uint32_t number = 0; number < pieces.per_tile(); ++number) {
       const std::uint32_t slot_idx = number % kNumSlots;
-      const std::uint32_t granted = barrier(
-          cta, kSlotGranted + pieces.next_warpgroup_of(number) * kNumSlots + slot_idx);
-      steps.push_back(op(OpKind::await_barrier, barrier(cta, kSlotFilled + slot_idx), 0,
-                         ++filled[slot_idx]));
+      const std::uint32_t granted =
+          barrier(cta, kSlotGranted + pieces.next_warpgroup_of(number) * kNumSlots + slot_idx);
+      steps.push_back(
+          op(OpKind::await_barrier, barrier(cta, kSlotFilled + slot_idx), 0, ++filled[slot_idx]));
       if (has(Fault::slot_granted_before_read)) steps.push_back(op(OpKind::arrive, granted));
       push_piece(tile, cta, slot_idx, number, warp, steps);
       if (!has(Fault::slot_granted_before_read)) steps.push_back(op(OpKind::arrive, granted));

@@ -32,11 +32,12 @@ enum class OpKind : std::uint8_t {
   // Counters in global memory, reach: the GPU.
   start_counter,  ///< plain store of `amount` to counter `object`
   add,            ///< red.release of `amount` to counter `object`
-  await_counter,  ///< ld.acquire of counter `object` until it is `amount`; not if look `other` saw it
-  look,           ///< ld.acquire of counter `object` once; notes in look `other` whether it is `amount`
-  look_at_all,    ///< the same, for all that the agent will ever wait for
-  fence_looks,    ///< fence, unless one has covered everything; forgets the looks
-  take,           ///< atomicAdd of 1 to counter `object`; its value goes to the agent's registers
+  await_counter,  ///< ld.acquire of counter `object` until it is `amount`; not if look `other` saw
+                  ///< it
+  look,  ///< ld.acquire of counter `object` once; notes in look `other` whether it is `amount`
+  look_at_all,  ///< the same, for all that the agent will ever wait for
+  fence_looks,  ///< fence, unless one has covered everything; forgets the looks
+  take,         ///< atomicAdd of 1 to counter `object`; its value goes to the agent's registers
   // Signals between ranks, and the call.
   begin_call,    ///< the rank's epoch becomes `amount`
   send_signal,   ///< st.release.sys of the rank's epoch to signal `object`
@@ -78,9 +79,9 @@ struct Registers {
   std::uint32_t pass = 0;
   std::uint32_t num_taken = 0;
   std::uint32_t num_looked_up = 0;
-  std::uint32_t num_chunks = 0;    ///< loads begun
-  std::uint32_t num_stored = 0;    ///< chunks
-  std::int64_t pending_chunk = -1; ///< loaded, not stored: pull * chunks a row + chunk
+  std::uint32_t num_chunks = 0;     ///< loads begun
+  std::uint32_t num_stored = 0;     ///< chunks
+  std::int64_t pending_chunk = -1;  ///< loaded, not stored: pull * chunks a row + chunk
   std::uint32_t pending_pass = 0;
   std::int64_t stored_chunk = -1;  ///< stored in the newest group
   std::uint32_t stored_pass = 0;

@@ -14,8 +14,7 @@ void LayerModel::Builder::continue_pulls(std::uint32_t cta, Registers& registers
       registers.taken = cta + registers.num_looked_up * shape().num_ctas;
     }
     ++registers.num_looked_up;
-    registers.ahead =
-        registers.taken < num_pulls * num_passes ? std::int64_t{registers.taken} : -1;
+    registers.ahead = registers.taken < num_pulls * num_passes ? std::int64_t{registers.taken} : -1;
     if (registers.ahead < 0) return;
     const auto pull = static_cast<std::uint32_t>(registers.ahead) % num_pulls;
     steps.push_back(op(OpKind::read, own().order_P + pull, tag(Tag::order, rank_, pull)));
@@ -58,7 +57,7 @@ void LayerModel::Builder::chunk_loads(std::uint32_t cta, std::uint32_t pull_idx,
   const Pull& pull = rows().pulls[pull_idx];
   const std::uint32_t num_chunks = shape().num_chunks;
   const std::uint32_t blocks_a_chunk = shape().num_h_blocks / num_chunks;
-  const bool is_dy = registers.pass == 1;
+  const bool is_dy = moves_dy(registers.pass);
   const DatumId staged = is_dy ? of(pull.source).staged_dy_Th : of(pull.source).staged_x_Th;
   for (std::uint32_t chunk = 0; chunk < num_chunks; ++chunk) {
     const std::uint32_t stage = registers.num_chunks % 2;
@@ -87,10 +86,10 @@ void LayerModel::Builder::store_pending(std::uint32_t cta, Registers& registers,
   const std::uint32_t blocks_a_chunk = shape().num_h_blocks / num_chunks;
   const Pull& pull = rows().pulls[registers.pending_chunk / num_chunks];
   const auto chunk = static_cast<std::uint32_t>(registers.pending_chunk % num_chunks);
-  const bool is_dy = registers.pending_pass == 1;
+  const bool is_dy = moves_dy(registers.pending_pass);
   const std::uint32_t number = registers.num_stored++;
-  steps.push_back(op(OpKind::await_barrier, barrier(cta, kChunkArrived + number % 2), 0,
-                     number / 2 + 1));
+  steps.push_back(
+      op(OpKind::await_barrier, barrier(cta, kChunkArrived + number % 2), 0, number / 2 + 1));
   for (const std::uint32_t row : pull.rows) {
     for (std::uint32_t i = 0; i < blocks_a_chunk; ++i) {
       const std::uint32_t h = chunk * blocks_a_chunk + i;
@@ -100,15 +99,13 @@ void LayerModel::Builder::store_pending(std::uint32_t cta, Registers& registers,
     }
   }
   steps.push_back(op(OpKind::commit));
-  const bool stored_completes =
-      registers.stored_chunk >= 0 && registers.stored_pass == 0 &&
-      registers.stored_chunk % num_chunks == num_chunks - 1;
+  const bool stored_completes = registers.stored_chunk >= 0 && registers.stored_pass == 0 &&
+                                registers.stored_chunk % num_chunks == num_chunks - 1;
   if (stored_completes) {
     if (has(Fault::counted_after_read_wait)) {
       steps.push_back(op(OpKind::wait_read, 0, 0, 1));
     } else if (!has(Fault::row_counted_before_wait)) {
-      steps.push_back(
-          op(OpKind::wait_complete, 0, 0, has(Fault::counted_a_group_early) ? 2 : 1));
+      steps.push_back(op(OpKind::wait_complete, 0, 0, has(Fault::counted_a_group_early) ? 2 : 1));
     }
     count_stored(registers, steps);
   }

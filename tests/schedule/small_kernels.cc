@@ -57,6 +57,9 @@ Kernel LayerModel::Builder::build() {
     case Launch::gate_up_and_pull:
       product({"gate_up_and_pull", i_tiles, gate_up_pieces, true, false});
       break;
+    case Launch::gradient_and_pull:
+      product({"gate_up_gradient_and_pull", i_tiles, 3, true, false});
+      break;
     case Launch::down_and_push:
       product({"down_and_push", h_tiles, 2, false, true});
       break;
@@ -95,15 +98,15 @@ DatumId LayerModel::Builder::dy(std::uint32_t row, std::uint32_t h) const {
 }
 DatumId LayerModel::Builder::slot(const RowOrigin& origin, std::uint32_t h,
                                   std::uint32_t piece) const {
-  const auto slot = static_cast<std::uint32_t>(origin.token) * top_k() +
-                    static_cast<std::uint32_t>(origin.slot);
+  const auto slot =
+      static_cast<std::uint32_t>(origin.token) * top_k() + static_cast<std::uint32_t>(origin.slot);
   return of(static_cast<std::uint32_t>(origin.rank)).slots_TKhb +
          (slot * shape().num_h_blocks + h) * kPieces + piece;
 }
 std::uint64_t LayerModel::Builder::slot_tag(const RowOrigin& origin, std::uint32_t h,
                                             std::uint32_t piece) const {
-  const auto slot = static_cast<std::uint32_t>(origin.token) * top_k() +
-                    static_cast<std::uint32_t>(origin.slot);
+  const auto slot =
+      static_cast<std::uint32_t>(origin.token) * top_k() + static_cast<std::uint32_t>(origin.slot);
   return tag(Tag::slot, static_cast<std::uint32_t>(origin.rank), slot, h * kPieces + piece);
 }
 std::uint32_t LayerModel::Builder::signal(std::uint32_t what, std::uint32_t at,
@@ -146,8 +149,8 @@ void LayerModel::Builder::stage() {
             op(OpKind::write, own().staged_dy_Th + at, tag(Tag::staged_dy, rank_, token, h)));
       }
       if (!backward()) continue;
-      steps.push_back(op(OpKind::write, own().staged_weight_T + token,
-                         tag(Tag::staged_weight, rank_, token)));
+      steps.push_back(
+          op(OpKind::write, own().staged_weight_T + token, tag(Tag::staged_weight, rank_, token)));
     }
     if (has(Fault::fence_before_stores) || has(Fault::stage_without_writer_fence)) return;
     if (!steps.empty()) steps.push_back(op(OpKind::fence));
@@ -214,8 +217,8 @@ void LayerModel::Builder::write_lists() {
 void LayerModel::Builder::meet(std::uint32_t what, const char* name) {
   kernel_.name = name;
   Program& steps = agent(0, "all");
-  const bool drops = has(what == kRowsStaged ? Fault::staged_signal_dropped
-                                             : Fault::results_signal_dropped);
+  const bool drops =
+      has(what == kRowsStaged ? Fault::staged_signal_dropped : Fault::results_signal_dropped);
   for (std::uint32_t step = 0; step < num_ranks(); ++step) {
     const std::uint32_t peer = (rank_ + step) % num_ranks();
     if (drops && rank_ == 0 && step == num_ranks() - 1) continue;
@@ -273,8 +276,8 @@ void LayerModel::Builder::order_on(std::uint32_t cta, Program& steps) {
   }
   for (std::uint32_t i = cta; i < rows().pulls.size(); i += shape().num_ctas) {
     const Pull& pull = rows().pulls[i];
-    steps.push_back(op(OpKind::read, of(pull.source).lists_R + rank_,
-                       tag(Tag::lists, pull.source, rank_)));
+    steps.push_back(
+        op(OpKind::read, of(pull.source).lists_R + rank_, tag(Tag::lists, pull.source, rank_)));
     steps.push_back(op(OpKind::write, own().order_P + i, tag(Tag::order, rank_, i)));
     if (backward()) {
       steps.push_back(op(OpKind::read, of(pull.source).staged_weight_T + pull.token,
@@ -296,14 +299,15 @@ void LayerModel::Builder::pull_rows() {
     for (std::uint32_t i = cta; i < rows().pulls.size(); i += shape().num_ctas) {
       const Pull& pull = rows().pulls[i];
       steps.push_back(op(OpKind::read, of(pull.source).begins, tag(Tag::begins, pull.source)));
-      steps.push_back(op(OpKind::read, of(pull.source).lists_R + rank_,
-                         tag(Tag::lists, pull.source, rank_)));
+      steps.push_back(
+          op(OpKind::read, of(pull.source).lists_R + rank_, tag(Tag::lists, pull.source, rank_)));
       for (std::uint32_t h = 0; h < shape().num_h_blocks; ++h) {
         const std::uint32_t at = pull.token * shape().num_h_blocks + h;
         const std::uint64_t x_tag = tag(Tag::staged_x, pull.source, pull.token, h);
         const std::uint64_t dy_tag = tag(Tag::staged_dy, pull.source, pull.token, h);
         steps.push_back(op(OpKind::read, of(pull.source).staged_x_Th + at, x_tag));
-        if (backward()) steps.push_back(op(OpKind::read, of(pull.source).staged_dy_Th + at, dy_tag));
+        if (backward())
+          steps.push_back(op(OpKind::read, of(pull.source).staged_dy_Th + at, dy_tag));
         for (const std::uint32_t row : pull.rows) {
           steps.push_back(op(OpKind::write, x(row, h), x_tag));
           if (backward()) steps.push_back(op(OpKind::write, dy(row, h), dy_tag));
@@ -331,8 +335,7 @@ void LayerModel::Builder::push_rows() {
         steps.push_back(backward() ? op(OpKind::read, x(row, h), row_tag(Tag::dx_row, row, h))
                                    : op(OpKind::read, dy(row, h), row_tag(Tag::o_row, row, h)));
         for (std::uint32_t piece = 0; piece < kPieces; ++piece) {
-          steps.push_back(
-              op(OpKind::write, slot(origin, h, piece), slot_tag(origin, h, piece)));
+          steps.push_back(op(OpKind::write, slot(origin, h, piece), slot_tag(origin, h, piece)));
         }
       }
     }
@@ -350,8 +353,8 @@ void LayerModel::Builder::push_dweights() {
       const auto at = static_cast<std::uint32_t>(origin.token) * top_k() +
                       static_cast<std::uint32_t>(origin.slot);
       steps.push_back(op(OpKind::read, own().origin_C + row, tag(Tag::origin, rank_, row)));
-      steps.push_back(op(OpKind::write, of(to).slot_dweights_TK + at,
-                         tag(Tag::slot_dweight, to, at)));
+      steps.push_back(
+          op(OpKind::write, of(to).slot_dweights_TK + at, tag(Tag::slot_dweight, to, at)));
     }
   });
 }
@@ -370,13 +373,12 @@ void LayerModel::Builder::reduce() {
                                static_cast<std::int32_t>(k)};
         for (std::uint32_t h = 0; h < shape().num_h_blocks; ++h) {
           for (std::uint32_t piece = 0; piece < kPieces; ++piece) {
-            steps.push_back(
-                op(OpKind::read, slot(origin, h, piece), slot_tag(origin, h, piece)));
+            steps.push_back(op(OpKind::read, slot(origin, h, piece), slot_tag(origin, h, piece)));
           }
         }
         if (!backward()) continue;
-        steps.push_back(op(OpKind::read, own().slot_dweights_TK + at,
-                           tag(Tag::slot_dweight, rank_, at)));
+        steps.push_back(
+            op(OpKind::read, own().slot_dweights_TK + at, tag(Tag::slot_dweight, rank_, at)));
       }
       steps.push_back(op(OpKind::write, own().output_T + token, output_tag(token)));
     }
