@@ -139,7 +139,7 @@ class Search {
   void visit(Machine machine) {
     go_on_freely(machine, nullptr);
     if (!seen_.insert(machine.fingerprint()).second) return;
-    if (seen_.size() > max_states_) throw Violation("too many states to search");
+    if (seen_.size() > max_states_) throw Violation(kTooManyStates);
     const std::vector<Choice> choices = choices_of(machine);
     if (choices.empty()) {
       if (!machine.has_ended()) throw Violation(deadlock(machine));

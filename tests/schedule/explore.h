@@ -27,6 +27,8 @@ enum class Reduction {
   by_order  ///< only steps whose order can matter (Machine::Step)
 };
 
+inline constexpr const char* kTooManyStates = "too many states to search";
+
 /// Every interleaving; gives up with a Finding after `max_states`.
 Finding search_all(const std::shared_ptr<const LayerModel>& model, Reduction reduction,
                    std::uint64_t max_states);
