@@ -1,6 +1,5 @@
 // The protocol of the layer's calls holds in every interleaving of small problems, and in many of
 // large ones. `--long`, or MEGAMOE_CHECKER_LONG in the environment, runs thirty times as many.
-#include "sanitized.h"
 #include "schedule/checker.h"
 
 #include <gtest/gtest.h>
@@ -8,6 +7,8 @@
 #include <cstdlib>
 #include <string>
 #include <vector>
+
+#include "sanitized.h"
 
 namespace megamoe::checker {
 namespace {
@@ -56,7 +57,7 @@ struct Small {
   bool deadlines_may_expire = false;
 };
 
-void PrintTo(const Small& small, std::ostream* out) { *out << small.name; }
+std::ostream& operator<<(std::ostream& out, const Small& small) { return out << small.name; }
 
 class Searched : public testing::TestWithParam<std::tuple<Small, bool, Shared>> {};
 

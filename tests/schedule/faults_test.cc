@@ -18,7 +18,7 @@ struct Seeded {
   const char* report;  ///< part of what the checker says
 };
 
-void PrintTo(const Seeded& seeded, std::ostream* out) { *out << seeded.name; }
+std::ostream& operator<<(std::ostream& out, const Seeded& seeded) { return out << seeded.name; }
 
 /// Two forward calls, a backward call: enough rows for tiles with several blocks, rows of several
 /// chunks.

@@ -17,14 +17,17 @@ class Violation : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// An agent's timelines. Its copies have timelines of their own, because they are complete only
-/// once the agent, or who waits on their barrier, has waited for them.
-enum Timeline : std::uint32_t {
-  kOwn = 0,         ///< the agent's ordinary accesses and fences
-  kStores = 1,      ///< bulk groups, complete in memory
-  kGroupReads = 2,  ///< bulk groups (and wgmma groups), done with what they read
-  kLoads = 3,       ///< loads; one timeline for each barrier that they complete on
-};
+// An agent's timelines. Its copies have timelines of their own, because they are complete only once
+// the agent, or who waits on their barrier, has waited for them.
+//
+// Of the agent's ordinary accesses and fences,
+inline constexpr std::uint32_t kOwn = 0;
+// of bulk groups, complete in memory,
+inline constexpr std::uint32_t kStores = 1;
+// of bulk groups and of wgmma's, done with what they read,
+inline constexpr std::uint32_t kGroupReads = 2;
+// of loads, one timeline for each barrier that they complete on.
+inline constexpr std::uint32_t kLoads = 3;
 inline constexpr std::uint32_t kTimelinesAnAgent = 16;
 
 /// A point on a timeline of an agent of a kernel.

@@ -94,8 +94,8 @@ __device__ std::int32_t scan_own_column(const RankView& view, int num_blocks) {
   return scan_blocks(counts.in(view.scratch), num_experts, expert, num_blocks);
 }
 
-/// A rank that has failed for good waits for nobody, so peers may still read what it told them about
-/// earlier calls: it tells them nothing but that.
+/// A rank that has failed for good waits for nobody, so peers may still read what it told them
+/// about earlier calls: it tells them nothing but that.
 __device__ void publish(const RankView& view, const EnterShared& shared, CallKind kind,
                         std::int32_t own_total) {
   const int num_ranks = view.routing().num_ranks;
