@@ -113,18 +113,6 @@ class ArrivedRows {
   std::uint32_t in_place_ = 0;  ///< bit i: block i of the next tile was seen complete
 };
 
-/// The blocks that this CTA's copies of a tile read: of the half that it loads where the cluster
-/// shares rows.
-template <Shared kShared>
-__device__ inline schedule::BlockRange blocks_of_tile(const GroupedTile& tile, int cta_rank) {
-  if constexpr (kShared == Shared::rows) {
-    const int half_rows = tile.num_units * (schedule::kRowsPerUnit / 2);
-    return schedule::blocks_of_rows(tile.first_row + cta_rank * half_rows, half_rows);
-  } else {
-    return schedule::blocks_of_rows(tile.first_row, tile.num_units * schedule::kRowsPerUnit);
-  }
-}
-
 /// load_role, but for the waiting. `next` is shared memory of this thread's own: in registers the
 /// next tile beside the present one would spill.
 template <RowProduct kProduct, Shared kShared>
@@ -136,14 +124,14 @@ __device__ inline void load_arrived_role(const gpu::RankView& view, const RowPro
   GroupedTile tile;
   bool has_next = walk.next(tile);
   while (has_next) {
-    arrived.await(blocks_of_tile<kShared>(tile, cta_rank));
+    arrived.await(schedule::blocks_of_cta<kShared>(tile, cta_rank));
     GroupedTile after;
     has_next = walk.next(after);
     if (has_next) next = after;
     for (int k_block = 0; k_block < params.num_k_blocks; ++k_block) {
       load_stage<kProduct, kShared>(params, shared, tile, k_block, cta_rank, ring);
       if (has_next && k_block < ArrivedRows::kLooks) {
-        arrived.look_ahead(blocks_of_tile<kShared>(next, cta_rank), k_block);
+        arrived.look_ahead(schedule::blocks_of_cta<kShared>(next, cta_rank), k_block);
       }
     }
     tile = next;

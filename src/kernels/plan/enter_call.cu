@@ -94,18 +94,23 @@ __device__ std::int32_t scan_own_column(const RankView& view, int num_blocks) {
   return scan_blocks(counts.in(view.scratch), num_experts, expert, num_blocks);
 }
 
+/// A rank that has failed for good waits for nobody, so peers may still read what it told them
+/// about earlier calls: it tells them nothing but that.
 __device__ void publish(const RankView& view, const EnterShared& shared, CallKind kind,
                         std::int32_t own_total) {
   const int num_ranks = view.routing().num_ranks;
   const int num_experts = view.routing().num_experts;
   const int thread = static_cast<int>(threadIdx.x);
-  if (kind == CallKind::forward && thread < num_experts) {
+  const bool tells = view.control()->failed_for_good == 0;
+  if (tells && kind == CallKind::forward && thread < num_experts) {
     for (int step = 0; step < num_ranks; ++step) {
       const int peer = (view.rank + step) % num_ranks;
       view.counts_RE(shared.epoch, peer)[view.rank * num_experts + thread] = own_total;
     }
   }
-  if (thread < num_ranks) *view.header(shared.epoch, thread, view.rank) = shared.header;
+  if (tells && thread < num_ranks) {
+    *view.header(shared.epoch, thread, view.rank) = shared.header;
+  }
   __syncthreads();
   signal_peers(view, Signal::entered);
 }

@@ -31,21 +31,8 @@ struct RowMaps {
   CUtensorMap by_units[schedule::kMaxUnitsPerTile];
 };
 
-/// Rows grouped by expert, as the device sees them.
-struct GroupedRowsArgs {
-  const std::int32_t* begin;  ///< [num_groups], multiples of 64
-  const std::int32_t* count;  ///< [num_groups]
-  std::int32_t num_groups;
-};
-
-/// One CTA's part of a cluster's tile.
-struct GroupedTile {
-  int group;
-  int channel_tile;  ///< in CTA tiles
-  int first_row;     ///< in the row buffers
-  int num_rows;      ///< rows of the group from first_row on (may exceed the tile)
-  int num_units;     ///< 0: this CTA has no rows, but still shares its channels
-};
+using schedule::GroupedRowsArgs;
+using schedule::GroupedTile;
 
 struct RowProductParams {
   CUtensorMap weights[kMaxSources];  ///< gate_up, dx: gate if there is one, up. others: one

@@ -8,11 +8,12 @@
 
 #include <cstdint>
 
-#include "schedule/row_tiles.h"
+#include "schedule/tile_walk.h"
 
 namespace megamoe::products {
 
-inline constexpr int kClusterSize = 2;
+using schedule::kClusterSize;
+using schedule::Shared;
 inline constexpr std::uint16_t kBothCtas = 0b11;
 inline constexpr int kNumMathWarpgroups = 2;
 inline constexpr int kNumThreads = (1 + kNumMathWarpgroups) * 128;
@@ -51,9 +52,6 @@ enum class ProducerWarp {
 };
 inline constexpr int kProducerRegisters = 40;
 inline constexpr int kMathRegisters = 232;
-
-/// Which operand the two CTAs of a cluster have in common.
-enum class Shared { rows, channels };
 
 /// Barriers, each named by what is true once its phase completes.
 struct Barriers {

@@ -1,0 +1,115 @@
+// Mistakes that the checker must find: each is seeded into the model's kernels, and must be
+// reported as what it is.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "schedule/checker.h"
+
+namespace megamoe::checker {
+namespace {
+
+using schedule::Shared;
+
+struct Seeded {
+  const char* name;
+  Fault fault;
+  const char* report;  ///< part of what the checker says
+};
+
+std::ostream& operator<<(std::ostream& out, const Seeded& seeded) { return out << seeded.name; }
+
+/// Two forward calls, a backward call: enough rows for tiles with several blocks, rows of several
+/// chunks.
+std::shared_ptr<const LayerModel> problem(Fault fault, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  LayerShape shape;
+  shape.dims = {2, 4, 3};
+  shape.num_ctas = 4;
+  shape.resident_ctas = fault == Fault::pulls_bound_to_ctas ? 2 : 4;
+  shape.num_h_blocks = 2;
+  shape.num_chunks = 1 + seed % 2;
+  shape.num_i_tiles = 1 + seed % 3;
+  shape.num_k_blocks = 6;
+  shape.shared = seed / 2 % 2 == 0 ? Shared::rows : Shared::channels;
+  shape.fault = fault;
+  shape.deadlines_may_expire = fault == Fault::failed_rank_tells;
+  std::vector<CallSpec> calls(4);
+  for (CallSpec& call : calls) call.ids = random_ids(shape.dims, {50, 40}, random);
+  if (fault == Fault::headers_not_doubled) calls[1].bad_rank = 0;
+  calls[3].backward = true;
+  calls[3].forward_call = 2;
+  return std::make_shared<LayerModel>(shape, calls);
+}
+
+class Faults : public testing::TestWithParam<Seeded> {};
+
+TEST_P(Faults, IsFound) {
+  constexpr std::uint32_t kMostRuns = 200;
+  std::string other;
+  for (std::uint32_t seed = 0; seed < kMostRuns; ++seed) {
+    const Finding finding = run_at_random(problem(GetParam().fault, seed), seed);
+    if (finding.ok()) continue;
+    if (finding.what.find(GetParam().report) != std::string::npos) {
+      RecordProperty("runs", static_cast<int>(seed) + 1);
+      EXPECT_FALSE(finding.history.empty());
+      std::printf("run %u: %s\n", seed + 1, finding.what.c_str());
+      return;
+    }
+    other = finding.what;
+  }
+  FAIL() << "not found in " << kMostRuns << " runs; found instead: " << other;
+}
+
+TEST(FaultProblems, AreFineWithoutFault) {
+  for (std::uint32_t seed = 0; seed < 20; ++seed) {
+    const Finding finding = run_at_random(problem(Fault::none, seed), seed);
+    ASSERT_TRUE(finding.ok()) << finding.what << "\n" << finding.history;
+  }
+}
+
+constexpr const char* kNotFenced = "has published it without a proxy fence";
+constexpr const char* kReaderNotFenced = "by a copy without a proxy fence since the write";
+constexpr const char* kTooEarly = "is read before its write";
+constexpr const char* kStillRead = "may still read it";
+constexpr const char* kNobody = "nobody can go on";
+
+INSTANTIATE_TEST_SUITE_P(
+    Seeded, Faults,
+    testing::Values(
+        Seeded{"PullWithoutReaderFence", Fault::pull_without_reader_fence, kReaderNotFenced},
+        Seeded{"LoadWithoutReaderFence", Fault::load_without_reader_fence, kReaderNotFenced},
+        Seeded{"StageWithoutWriterFence", Fault::stage_without_writer_fence, kNotFenced},
+        Seeded{"PadsWithoutWriterFence", Fault::pads_without_writer_fence, kNotFenced},
+        Seeded{"EpilogueWithoutFence", Fault::epilogue_without_fence, kNotFenced},
+        Seeded{"CountedAfterReadWait", Fault::counted_after_read_wait, kTooEarly},
+        Seeded{"CountedAGroupEarly", Fault::counted_a_group_early, kTooEarly},
+        Seeded{"LastRowCountedAGroupEarly", Fault::last_row_counted_a_group_early, kTooEarly},
+        Seeded{"ChunkReusedWithoutWait", Fault::chunk_reused_without_wait, kStillRead},
+        Seeded{"StageReleasedAStepEarly", Fault::stage_released_a_step_early, kStillRead},
+        Seeded{"SlotGrantedBeforeRead", Fault::slot_granted_before_read, kStillRead},
+        Seeded{"LeftWithStoresInFlight", Fault::left_with_stores_in_flight,
+               "before its bulk stores are complete"},
+        Seeded{"AwaitsFirstBlockOnly", Fault::awaits_first_block_only, "x rows["},
+        Seeded{"RowNotCounted", Fault::row_not_counted, kNobody},
+        Seeded{"RowCountedBeforeWait", Fault::row_counted_before_wait, kTooEarly},
+        Seeded{"RowCountedTwice", Fault::row_counted_twice, "beyond 64"},
+        Seeded{"AllDoneBeforeWait", Fault::all_done_before_wait, kTooEarly},
+        Seeded{"StagedSignalDropped", Fault::staged_signal_dropped, kNobody},
+        Seeded{"ResultsSignalDropped", Fault::results_signal_dropped, kNobody},
+        Seeded{"FenceBeforeStores", Fault::fence_before_stores, kNotFenced},
+        Seeded{"StagedSignalBeforeLists", Fault::staged_signal_before_lists, "pull lists["},
+        Seeded{"ResultsSignalBeforePush", Fault::results_signal_before_push, "slots["},
+        Seeded{"PullsOrderedBeforeMeeting", Fault::pulls_ordered_before_meeting, "of pulls["},
+        Seeded{"EpochReused", Fault::epoch_reused, "headers["},
+        Seeded{"CountersNotStartedAgain", Fault::counters_not_started_again, "x rows["},
+        Seeded{"PullsNotStartedAgain", Fault::pulls_not_started_again, kNobody},
+        Seeded{"RestagedBeforeResults", Fault::restaged_before_results, "staged x["},
+        Seeded{"HeadersNotDoubled", Fault::headers_not_doubled, "headers["},
+        Seeded{"FailedRankTells", Fault::failed_rank_tells, "headers["},
+        Seeded{"PullsBoundToCtas", Fault::pulls_bound_to_ctas, kNobody}),
+    [](const auto& seeded) { return std::string(seeded.param.name); });
+
+}  // namespace
+}  // namespace megamoe::checker

@@ -1,0 +1,182 @@
+#include "schedule/layer_model.h"
+
+#include <algorithm>
+#include <string>
+
+#include "schedule/layer_builder.h"
+
+namespace megamoe::checker {
+
+LayerModel::LayerModel(const LayerShape& shape, std::vector<CallSpec> calls)
+    : shape_(shape), calls_(std::move(calls)) {
+  for (CallSpec& call : calls_) {
+    if (call.backward) call.ids = calls_[call.forward_call].ids;
+    plans_.push_back(make_call_plan(shape_.dims, call));
+    launches_.push_back(launches_of(call));
+  }
+  measure();
+  add_arrays();
+}
+
+/// As forward.h and backend.cc enqueue them.
+std::vector<LayerModel::Launch> LayerModel::launches_of(const CallSpec& call) const {
+  using enum Launch;
+  std::vector<Launch> launches;
+  if (shape_.overlap) {
+    launches = call.backward ? std::vector{stage,         enter,
+                                           write_lists,   meet_staged,
+                                           order_pulls,   gate_up_and_pull,
+                                           gradient,      dx_and_push,
+                                           push_dweights, weight_gradients,
+                                           meet_results,  reduce}
+                             : std::vector{stage,         enter,        write_lists,
+                                           meet_staged,   order_pulls,  gate_up_and_pull,
+                                           down_and_push, meet_results, reduce};
+  } else {
+    launches = call.backward ? std::vector{stage,     enter,     write_lists,   meet_staged,
+                                           pull_rows, gate_up,   gradient,      weight_gradients,
+                                           dx,        push_rows, push_dweights, meet_results,
+                                           reduce}
+                             : std::vector{stage,   enter, write_lists, meet_staged,  pull_rows,
+                                           gate_up, down,  push_rows,   meet_results, reduce};
+  }
+  if (call.saved && shape_.overlap) {
+    std::erase(launches, gate_up_and_pull);
+    std::replace(launches.begin(), launches.end(), gradient, gradient_and_pull);
+  }
+  const auto swap = [&](Launch a, Launch b) {
+    const auto first = std::find(launches.begin(), launches.end(), a);
+    const auto second = std::find(launches.begin(), launches.end(), b);
+    if (first != launches.end() && second != launches.end()) std::iter_swap(first, second);
+  };
+  switch (shape_.fault) {
+    case Fault::staged_signal_before_lists:
+      swap(write_lists, meet_staged);
+      break;
+    case Fault::results_signal_before_push:
+      swap(down_and_push, meet_results);
+      break;
+    case Fault::pulls_ordered_before_meeting:
+      swap(meet_staged, order_pulls);
+      break;
+    case Fault::restaged_before_results:
+      std::erase(launches, meet_results);
+      std::erase(launches, reduce);
+      break;
+    default:
+      break;
+  }
+  return launches;
+}
+
+std::optional<LayerModel::Place> LayerModel::place_of(std::uint32_t index) const {
+  for (std::uint32_t call = 0; call < launches_.size(); ++call) {
+    if (index < launches_[call].size()) return Place{call, launches_[call][index]};
+    index -= static_cast<std::uint32_t>(launches_[call].size());
+  }
+  return std::nullopt;
+}
+
+std::shared_ptr<const Kernel> LayerModel::kernel(std::uint32_t rank, std::uint32_t index,
+                                                 const RankControl& control) const {
+  const std::optional<Place> place = place_of(index);
+  if (!place) return nullptr;
+  return std::make_shared<const Kernel>(Builder(*this, rank, *place, control).build());
+}
+
+void LayerModel::expand(std::uint32_t rank, std::uint32_t index, std::uint32_t cta,
+                        Registers& registers, Program& steps) const {
+  Builder(*this, rank, *place_of(index), {}).continue_pulls(cta, registers, steps);
+}
+
+void LayerModel::measure() {
+  for (const CallPlan& plan : plans_) {
+    for (const std::uint32_t num_tokens : plan.num_tokens_R) {
+      max_tokens_ = std::max(max_tokens_, num_tokens);
+    }
+    for (const RankPlan& rank : plan.rank) {
+      max_rows_ = std::max(max_rows_, static_cast<std::uint32_t>(rank.origin_C.size()));
+      max_pulls_ = std::max(max_pulls_, static_cast<std::uint32_t>(rank.pulls.size()));
+    }
+  }
+}
+
+void LayerModel::add_arrays() {
+  const auto num_ranks = static_cast<std::uint32_t>(shape_.dims.num_ranks);
+  const auto top_k = static_cast<std::uint32_t>(shape_.dims.top_k);
+  const std::uint32_t num_units = max_rows_ / schedule::kRowsPerUnit;
+  const std::uint32_t num_h = shape_.num_h_blocks;
+  hardware_.num_ranks = num_ranks;
+  hardware_.ctas_per_rank = shape_.num_ctas;
+  hardware_.resident_ctas = shape_.resident_ctas;
+  hardware_.barriers_per_cta = kBarriers;
+  hardware_.shared_per_cta = kSharedData;
+  hardware_.barriers.resize(std::size_t{num_ranks} * shape_.num_ctas * kBarriers);
+  hardware_.deadlines_may_expire = shape_.deadlines_may_expire;
+  hardware_.signals.resize(std::size_t{3} * num_ranks * num_ranks);
+  for (std::uint32_t rank = 0; rank < num_ranks; ++rank) {
+    const auto global = [&](const char* name, std::uint32_t count) {
+      return hardware_.memory.add_array(name, Space::global, rank, count);
+    };
+    Arrays arrays{};
+    arrays.staged_x_Th = global("staged x", max_tokens_ * num_h);
+    arrays.staged_dy_Th = global("staged dy", max_tokens_ * num_h);
+    arrays.staged_weight_T = global("staged weights", max_tokens_);
+    arrays.lists_R = global("pull lists", num_ranks);
+    arrays.begins = global("begins of pulls", 1);
+    arrays.headers_2R = global("headers", 2 * num_ranks);
+    arrays.counts_2R = global("counts", 2 * num_ranks);
+    arrays.plan_of_call = global("plan", static_cast<std::uint32_t>(calls_.size()));
+    arrays.order_P = global("ordered pulls", max_pulls_);
+    arrays.origin_C = global("origins", max_rows_);
+    arrays.progress = global("number of pulls", 1);
+    arrays.x_Ch = global("x rows", max_rows_ * num_h);
+    arrays.dy_Ch = global("dy rows", max_rows_ * num_h);
+    arrays.pad_x = global("pads of x", num_units);
+    arrays.pad_dy = global("pads of dy", num_units);
+    arrays.inner = global("inner rows", num_units * shape_.num_i_tiles * 2 * kPlanes);
+    arrays.slots_TKhb = global("slots", max_tokens_ * top_k * num_h * kPieces);
+    arrays.slot_dweights_TK = global("slots of dw", max_tokens_ * top_k);
+    arrays.output_T = global("outputs", max_tokens_);
+    arrays.gradient_e =
+        global("weight gradients", static_cast<std::uint32_t>(shape_.dims.experts_per_rank()));
+    arrays.shared = hardware_.memory.add_array("shared memory", Space::shared, rank,
+                                               shape_.num_ctas * kSharedData);
+    hardware_.shared_R.push_back(arrays.shared);
+    arrays.first_counter = static_cast<std::uint32_t>(hardware_.counters.size());
+    Counter counter;
+    counter.rank = rank;
+    hardware_.counters.resize(hardware_.counters.size() + 2 + max_rows_ / schedule::kRowsPerBlock,
+                              counter);
+    arrays_.push_back(arrays);
+  }
+}
+
+Machine LayerModel::start(const std::shared_ptr<const LayerModel>& model) {
+  return Machine(model->hardware_, model);
+}
+
+void LayerModel::check_outputs(const Machine& machine) const {
+  std::uint32_t last = static_cast<std::uint32_t>(calls_.size());
+  // Outputs of earlier calls are overwritten.
+  while (last > 0) {
+    const CallSpec& call = calls_[last - 1];
+    const bool bad =
+        call.bad_rank >= 0 || (call.backward && calls_[call.forward_call].bad_rank >= 0);
+    if (!bad) break;
+    --last;
+  }
+  if (last == 0) return;
+  for (std::uint32_t rank = 0; rank < hardware_.num_ranks; ++rank) {
+    if (machine.control(rank).failed_for_good) continue;
+    const Builder builder(*this, rank, {last - 1, Launch::reduce}, {});
+    for (std::uint32_t token = 0; token < plans_[last - 1].num_tokens_R[rank]; ++token) {
+      if (machine.memory().tag(arrays_[rank].output_T + token) == builder.output_tag(token))
+        continue;
+      throw Violation("the last call leaves output of token " + std::to_string(token) +
+                      " of rank " + std::to_string(rank) + " unwritten");
+    }
+  }
+}
+
+}  // namespace megamoe::checker

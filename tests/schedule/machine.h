@@ -1,0 +1,165 @@
+// Runs the agents of all ranks, one step of one agent at a time, in the order that somebody else
+// chooses (explore.h), and checks every access (memory_model.h).
+//
+// Copyable, so that an exhaustive search can go back.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "schedule/memory_model.h"
+#include "schedule/program.h"
+
+namespace megamoe::checker {
+
+/// An mbarrier of a CTA.
+struct Barrier {
+  std::uint32_t num_arrivals = 1;  ///< of a phase
+  std::uint32_t num_arrived = 0;
+  std::int32_t num_loads = 0;  ///< announced and not yet complete; below 0: the other way round
+  std::uint32_t phase = 0;     ///< how many are complete
+  Clock arriving;              ///< of the phase under way
+  Clock completed;
+};
+
+/// A counter in global memory; the rank's own.
+struct Counter {
+  std::uint32_t rank = 0;
+  std::uint32_t value = 0;
+  Stamp started;
+  Clock released;
+  std::uint32_t kernel = 0;  ///< that added last
+};
+
+/// A word by which one rank tells another something, written again in each call.
+struct SignalWord {
+  std::uint32_t reader = 0;
+  std::uint32_t epoch = 0;
+  bool sender_failed = false;
+  Clock released;
+};
+
+/// Everything that exists before the first kernel.
+struct Hardware {
+  std::uint32_t num_ranks = 1;
+  std::uint32_t ctas_per_rank = 2;
+  /// CTAs of a kernel that fit the rank's SMs at once; those of a cluster come together.
+  std::uint32_t resident_ctas = 2;
+  Memory memory;
+  std::vector<Barrier> barriers;  ///< as new at each kernel's start, as shared memory is
+  std::uint32_t barriers_per_cta = 0;
+  std::vector<DatumId> shared_R;  ///< each rank's shared memory
+  std::uint32_t shared_per_cta = 0;
+  std::vector<Counter> counters;
+  std::vector<SignalWord> signals;
+  bool deadlines_may_expire = false;  ///< any wait for a peer may give up
+};
+
+struct AgentId {
+  std::uint32_t rank = 0;
+  std::uint32_t agent = 0;
+};
+
+class Machine {
+ public:
+  Machine(Hardware hardware, std::shared_ptr<const KernelSource> source);
+
+  /// How the next step of an agent relates to the others'.
+  enum class Step {
+    none,     ///< it has ended, waits, or its CTA has not started
+    free,     ///< its outcome and everybody else's are the same whenever it is taken
+    of_rank,  ///< order matters among agents of the rank
+    of_all,   ///< order matters among agents of all ranks
+  };
+  [[nodiscard]] Step next_step(AgentId id) const;
+  /// Takes the next step, which must not be `none`.
+  void step(AgentId id);
+  /// The agent's wait for a peer ends without it.
+  [[nodiscard]] bool may_give_up(AgentId id) const;
+  void give_up(AgentId id);
+
+  [[nodiscard]] std::uint32_t num_ranks() const { return hardware_.num_ranks; }
+  [[nodiscard]] std::uint32_t num_agents(std::uint32_t rank) const {
+    return static_cast<std::uint32_t>(ranks_[rank].agents.size());
+  }
+  [[nodiscard]] bool rank_has_ended(std::uint32_t rank) const { return !ranks_[rank].kernel; }
+  [[nodiscard]] bool has_ended() const;
+  [[nodiscard]] const RankControl& control(std::uint32_t rank) const {
+    return ranks_[rank].control;
+  }
+  [[nodiscard]] const Memory& memory() const { return hardware_.memory; }
+
+  /// Two machines with equal fingerprints go on equally.
+  struct Fingerprint {
+    std::uint64_t first = 0;
+    std::uint64_t second = 0;
+    bool operator==(const Fingerprint&) const = default;
+  };
+  [[nodiscard]] Fingerprint fingerprint() const;
+
+  [[nodiscard]] std::string describe_step(AgentId id) const;
+  /// Who waits for what.
+  [[nodiscard]] std::string describe_waits() const;
+
+ private:
+  struct Agent {
+    std::uint32_t cta = 0;
+    const AgentProgram* program = nullptr;
+    std::uint32_t next = 0;
+    Program more;  ///< steps of the last expand
+    std::uint32_t next_more = 0;
+    Registers registers;
+    Clock seen;
+    Clock fenced;
+    std::uint32_t time = 0;
+    std::uint32_t num_committed = 0;
+    std::uint32_t num_complete = 0;  ///< groups waited for in full
+    std::uint32_t num_stores = 0;    ///< in the group under way
+    std::uint32_t last_store_group = 0;
+    std::uint32_t load_time[kTimelinesAnAgent] = {};
+    std::vector<DatumId> reads_of_copy;
+    std::vector<std::uint64_t> tags_of_copy;
+    std::vector<DatumId> unfenced;
+    std::vector<DatumId> unfenced_shared;
+    bool has_ended = false;
+  };
+  struct Rank {
+    std::uint32_t kernel_idx = 0;
+    std::shared_ptr<const Kernel> kernel;
+    std::vector<Agent> agents;
+    std::vector<std::uint32_t> agents_of_cluster;  ///< that have not ended
+    std::uint32_t num_admitted = 0;                ///< clusters that have started
+    std::uint32_t num_running = 0;                 ///< agents that have not ended
+    Clock stream;
+    RankControl control;
+  };
+
+  [[nodiscard]] const Op* next_op(const Agent& agent) const;
+  [[nodiscard]] bool can_go_on(const Rank& rank, const Agent& agent, const Op& op) const;
+  [[nodiscard]] std::string describe(const Op& op) const;
+  [[nodiscard]] std::string name_of(AgentId id) const;
+  [[nodiscard]] Stamp stamp(AgentId id, std::uint32_t timeline, std::uint32_t time) const;
+  [[nodiscard]] Access access(std::uint32_t rank, const Agent& agent) const;
+  [[nodiscard]] bool has_seen(const Agent& agent, std::uint32_t look) const;
+
+  void execute(AgentId id, Agent& agent, const Op& op);
+  void execute_group(AgentId id, Agent& agent, const Op& op);
+  void execute_counter(AgentId id, Agent& agent, const Op& op);
+  void execute_signal(AgentId id, Agent& agent, const Op& op);
+  void fence(AgentId id, Agent& agent, bool shared);
+  void load(AgentId id, Agent& agent, const Op& op);
+  void arrive(Barrier& barrier, const Clock& clock);
+  void complete_phase(Barrier& barrier);
+  void end_agent(AgentId id);
+  void start_kernel(std::uint32_t rank);
+  void end_kernel(std::uint32_t rank);
+
+  Hardware hardware_;
+  std::shared_ptr<const KernelSource> source_;
+  std::vector<Rank> ranks_;
+};
+
+}  // namespace megamoe::checker
