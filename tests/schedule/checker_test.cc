@@ -72,8 +72,8 @@ TEST_P(Searched, EveryInterleavingIsFine) {
   shape.overlap = overlap;
   shape.shared = shared;
   shape.deadlines_may_expire = small.deadlines_may_expire;
-  const Finding finding =
-      search_all(model_of(shape, small.calls), Reduction::by_order, times(400'000));
+  const Finding finding = search_all(model_of(shape, small.calls), Reduction::by_order,
+                                     less_if_sanitized(times(400'000), 500U));
   RecordProperty("states", static_cast<int>(finding.num_states));
   std::printf("%llu states, %llu steps\n", static_cast<unsigned long long>(finding.num_states),
               static_cast<unsigned long long>(finding.num_steps));
