@@ -79,8 +79,7 @@ TEST_F(CudaRouterBackward, OfRepeatedAndEmptySlotsWithAuxiliaryLoss) {
   expect_all_right(Ids::forced, 0.5F);
 }
 
-/// One slot, or one expert in all slots, with weights that sum to one: nothing can be learnt, and
-/// no rounding error takes the place of 0.
+/// One slot whose weight is one: nothing can be learnt, and no rounding error takes the place of 0.
 TEST_F(CudaRouterBackward, OfASingleShareIsExactlyZero) {
   const RouterConfig config = router_config(128, 1, ScoreFunction::softmax, WeightNorm::sum_to_one);
   const RouterBatch batch = make_batch(config, DType::fp32, 257, Logits::normal, 21);

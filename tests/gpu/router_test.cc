@@ -132,19 +132,24 @@ TEST_F(CudaRouting, GroupsOfOneExpert) {
   EXPECT_EQ(run_on_device(batch).ids_TK, run_on_cpu(batch).ids_TK);
 }
 
-/// Sums of two biases that overflow, in either direction, still rank as on the CPU, and groups that
-/// are not among the best are masked also when theirs is -infinity.
+/// Sums of two biases that overflow, in either direction and in the lower or the higher groups,
+/// still rank as on the CPU: a group whose sum is -infinity is no other than the last.
 TEST_F(CudaRouting, GroupsWhoseBiasesOverflow) {
   const RouterConfig config = router_config(8, 6, ScoreFunction::sigmoid, WeightNorm::none, 4, 3);
   for (const float size : {-3e38F, 3e38F}) {
-    RouterBatch batch = make_batch(config, DType::fp32, 9, Logits::steps, 5);
-    batch.bias_E = {size, size, size, size, 0.0F, 0.0F, 0.0F, 0.0F};
-    const RouterResults device = run_on_device(batch);
-    EXPECT_EQ(device.ids_TK, run_on_cpu(batch).ids_TK) << size;
-    expect_distinct(batch, device.ids_TK);
-    for (const std::int32_t id : device.ids_TK) {
-      if (size < 0) {
-        EXPECT_TRUE(id < 2 || id > 3) << id;
+    for (const std::size_t first : {0, 4}) {
+      SCOPED_TRACE(std::to_string(size) + " from expert " + std::to_string(first));
+      RouterBatch batch = make_batch(config, DType::fp32, 9, Logits::steps, 5);
+      batch.bias_E.assign(8, 0.0F);
+      std::fill_n(batch.bias_E.begin() + static_cast<std::ptrdiff_t>(first), 4, size);
+      const RouterResults device = run_on_device(batch);
+      EXPECT_EQ(device.ids_TK, run_on_cpu(batch).ids_TK);
+      expect_distinct(batch, device.ids_TK);
+      for (const std::int32_t id : device.ids_TK) {
+        // The two that overflow are equal, so the lower one is taken.
+        if (size < 0) {
+          EXPECT_NE(id / 2, static_cast<std::int32_t>(first) / 2 + 1);
+        }
       }
     }
   }

@@ -91,9 +91,7 @@ __device__ Experts<kPerLane> logit_gradient(const RouterConfig& config,
   const bool renormalised = config.weight_norm == WeightNorm::sum_to_one;
   const bool shares_bypass_scores = renormalised && config.score_function == ScoreFunction::softmax;
   const float share = share_of(config, slot, num_slots);
-  // Products that are rounded on their own, as on the CPU: a single slot then has a gradient of
-  // exactly 0, where a contraction would leave a rounding error.
-  const float mean = renormalised ? sum_slots(__fmul_rn(share, d_share), num_slots) : 0.0F;
+  const float mean = renormalised ? sum_slots(share * d_share, num_slots) : 0.0F;
   Experts<kPerLane> grad{};
   if (!shares_bypass_scores) {
     const float sum = renormalised ? sum_slots(slot.score, num_slots) + kScoreSumGuard : 1.0F;
@@ -120,8 +118,10 @@ __device__ void token_backward(const RouterConfig& config, const RouterReads& re
     const Experts<kPerLane> scores = scores_of(config.score_function, logits);
     gather(logits, scores, reads.num_slots, slot);
     const float d_weight = slot.expert >= 0 ? reads.d_weights_TK.row(token)[lane] : 0.0F;
-    grad = logit_gradient(config, scores, slot, __fmul_rn(config.scale, d_weight), slopes_E,
-                          reads.num_slots);
+    // Rounded on its own, as on the CPU: the gradient of a single share is then exactly 0, where a
+    // contraction with what follows would leave the product's rounding error.
+    const float d_share = __fmul_rn(config.scale, d_weight);
+    grad = logit_gradient(config, scores, slot, d_share, slopes_E, reads.num_slots);
   } else {
     refuse(scratch, token);
   }
