@@ -30,7 +30,7 @@ __device__ inline void load_arrived_operands_role(const gpu::RankView& view,
   GroupedTile tile;
   bool has_next = walk.next(tile);
   while (has_next) {
-    arrived.await(blocks_of_tile<kShared>(tile, cta_rank));
+    arrived.await(schedule::blocks_of_cta<kShared>(tile, cta_rank));
     GroupedTile after;
     has_next = walk.next(after);
     if (has_next) next = after;
@@ -42,7 +42,7 @@ __device__ inline void load_arrived_operands_role(const gpu::RankView& view,
                           filled + ring.slot * 8U);
       ring.advance();
       if (has_next && k_block < ArrivedRows::kLooks) {
-        arrived.look_ahead(blocks_of_tile<kShared>(next, cta_rank), k_block);
+        arrived.look_ahead(schedule::blocks_of_cta<kShared>(next, cta_rank), k_block);
       }
     }
     tile = next;
