@@ -95,7 +95,7 @@ def test_an_id_out_of_range_is_raised_by_the_next_call_and_by_check(cuda, value,
     problem = make_problem()
     expected = results(megamoe.moe, problem)
     wrong = inputs_of(problem)
-    wrong["expert_ids"] = wrong["expert_ids"].to(dtype)
+    wrong["expert_ids"] = wrong["expert_ids"].to(dtype, copy=True)
     wrong["expert_ids"][7, 1] = value
     message = rf"expert_ids\[7, 1\] is {reported}, must be -1 or from 0 to 7"
     megamoe.moe(**wrong)
@@ -144,11 +144,13 @@ def test_sizes_without_kernels_are_refused_by_name(cuda):
 
 def test_the_host_waits_for_nothing(cuda):
     problem = make_problem()
-    results(megamoe.moe, problem)  # builds the layer
+    leaves = [leaf.detach().requires_grad_() for leaf in problem.leaves]
+    for _ in range(3):  # builds the layer, and both contexts that the loop below holds at a time
+        y = megamoe.moe(leaves[0], problem.expert_ids, *leaves[1:])
+        y.backward(problem.dy)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        leaves = [leaf.detach().requires_grad_() for leaf in problem.leaves]
         torch.cuda._sleep(2_000_000_000)  # about a second
         start = time.monotonic()
         for _ in range(3):

@@ -61,6 +61,14 @@ class NcclGroup {
   bool failed_ = false;
 };
 
+/// Without cuMem NCCL registers a window that no kernel can read, and says that all is well.
+bool is_on_device(ncclWindow_t window) {
+  cudaPointerAttributes attributes{};
+  const bool known = cudaPointerGetAttributes(&attributes, window) == cudaSuccess;
+  cudaGetLastError();
+  return window != nullptr && known && attributes.type == cudaMemoryTypeDevice;
+}
+
 /// Memory of NCCL's allocator in a symmetric window. Peers' parts are windows' addresses; the own
 /// part has one address, that of the allocation.
 class WindowHeap final : public SymmetricHeap {
@@ -76,7 +84,7 @@ class WindowHeap final : public SymmetricHeap {
       agree(group, outcome_of([&] {
               const ncclResult_t status = library.window_register(
                   nccl_group_->get(), memory_, allocated_, &window_, NCCL_WIN_COLL_SYMMETRIC);
-              if (status != ncclSuccess || window_ == nullptr) {
+              if (status != ncclSuccess || !is_on_device(window_)) {
                 throw Error(ErrorCode::unsupported,
                             "NCCL gave no symmetric window of " + std::to_string(bytes) +
                                 " bytes (" + library.get_error_string(status) +
