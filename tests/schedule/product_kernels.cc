@@ -6,7 +6,6 @@
 namespace megamoe::checker {
 namespace {
 
-using products::PieceOrder;
 using schedule::GroupedTile;
 using schedule::RowRange;
 using schedule::Shared;
@@ -19,7 +18,7 @@ constexpr std::uint32_t kLooks = 3;
 constexpr int kBlocksALook = 4;
 
 template <int kPieces>
-using Numbering = products::PieceNumbering<PieceOrder::first_warpgroup_first, kPieces>;
+using Numbering = products::PieceNumbering<kPieces>;
 
 /// PieceNumbering for a number of pieces known when the model runs.
 struct Pieces {

@@ -43,7 +43,6 @@ class PieceWriter {
   }
   /// The same, with this lane's offset in the matrix stores of unit 0.
   __device__ std::uint32_t begin(int piece) { return begin_slot(piece) + lane_offset_; }
-  [[nodiscard]] __device__ std::uint32_t lane_offset() const { return lane_offset_; }
 
   __device__ void end(int piece) {
     device::fence_async_shared();

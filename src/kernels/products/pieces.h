@@ -6,13 +6,9 @@
 
 namespace megamoe::products {
 
-enum class PieceOrder {
-  first_warpgroup_first,  ///< both slots serve the first warpgroup, then the second, which waits
-                          ///< while the first multiplies on
-  warpgroups_alternate,   ///< each warpgroup has a slot
-};
-
-template <PieceOrder kOrder, int kPiecesPerWarpgroup, int kSlots = kNumStoreWarps>
+/// The first warpgroup's pieces come first: all slots serve it, then the second, which waits while
+/// the first multiplies on.
+template <int kPiecesPerWarpgroup, int kSlots = kNumStoreWarps>
 struct PieceNumbering {
   static constexpr int kNumSlots = kSlots;
   static constexpr std::uint32_t kSlotBytes = kAllSlotBytes / kSlots;
@@ -21,16 +17,13 @@ struct PieceNumbering {
   static_assert(kPerTile % kSlots == 0, "a slot must hold the same pieces of every tile");
 
   MEGAMOE_HOST_DEVICE static constexpr int number_of(int warpgroup, int piece) {
-    return kOrder == PieceOrder::warpgroups_alternate ? piece * kNumMathWarpgroups + warpgroup
-                                                      : warpgroup * kPiecesPerWarpgroup + piece;
+    return warpgroup * kPiecesPerWarpgroup + piece;
   }
   MEGAMOE_HOST_DEVICE static constexpr int warpgroup_of(int number) {
-    return kOrder == PieceOrder::warpgroups_alternate ? number % kNumMathWarpgroups
-                                                      : number / kPiecesPerWarpgroup;
+    return number / kPiecesPerWarpgroup;
   }
   MEGAMOE_HOST_DEVICE static constexpr int piece_of(int number) {
-    return kOrder == PieceOrder::warpgroups_alternate ? number / kNumMathWarpgroups
-                                                      : number % kPiecesPerWarpgroup;
+    return number % kPiecesPerWarpgroup;
   }
   /// Who writes into the slot after piece `number`, possibly of the next tile.
   MEGAMOE_HOST_DEVICE static constexpr int next_warpgroup_of(int number) {

@@ -64,7 +64,7 @@ inline constexpr int kNumPieces = kProduct == RowProduct::gate_up          ? 1
                                                                            : 2;
 
 template <RowProduct kProduct>
-using Pieces = PieceNumbering<PieceOrder::first_warpgroup_first, kNumPieces<kProduct>>;
+using Pieces = PieceNumbering<kNumPieces<kProduct>>;
 
 struct NoActivation {};
 

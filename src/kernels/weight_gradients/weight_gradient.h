@@ -32,7 +32,7 @@ inline constexpr int kNumGradientPieces =
     kType == GradientType::bf16 ? kBlocksPerWarpgroup : 2 * kBlocksPerWarpgroup;
 
 template <GradientType kType>
-using GradientPieces = PieceNumbering<PieceOrder::first_warpgroup_first, kNumGradientPieces<kType>>;
+using GradientPieces = PieceNumbering<kNumGradientPieces<kType>>;
 
 struct GradientJob {
   CUtensorMap channels;                     ///< c, four blocks of 64
