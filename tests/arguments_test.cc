@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/entry.h"
 #include "layer_fixture.h"
 
 namespace megamoe::verify {
@@ -289,7 +290,21 @@ TEST(Configuration, EveryMemberIsCheckedByName) {
   expect_refusal("weight_gradient_mode",
                  [](LayerConfig& c) { c.weight_gradient_mode = WeightGradientMode{3}; });
   expect_refusal("backend", [](LayerConfig& c) { c.backend = Backend{2}; });
-  expect_refusal("cuda", [](LayerConfig& c) { c.backend = Backend::cuda; });
+  if (!cuda::is_built()) {
+    expect_refusal("cuda", [](LayerConfig& c) { c.backend = Backend::cuda; });
+    return;
+  }
+  const auto expect_limit = [&](const char* member, const auto& exceed) {
+    expect_refusal(member, [&](LayerConfig& c) {
+      c.backend = Backend::cuda;
+      exceed(c);
+    });
+  };
+  expect_limit("shape.hidden_dim", [](LayerConfig& c) { c.shape.hidden_dim = 65; });
+  expect_limit("shape.intermediate_dim", [](LayerConfig& c) { c.shape.intermediate_dim = 96; });
+  expect_limit("shape.num_experts", [](LayerConfig& c) { c.shape.num_experts = 514; });
+  expect_limit("shape.top_k", [](LayerConfig& c) { c.shape.top_k = 17; });
+  expect_limit("num_sms", [](LayerConfig& c) { c.num_sms = 1; });
 }
 
 TEST(Configuration, AWorkspaceThatIsTooSmallIsRefusedWithItsSizes) {

@@ -58,10 +58,7 @@ struct RankView {
   }
 };
 
-/// Throws Error(unsupported) for sizes that the kernels do not take.
-void check_supported(const WorkspaceDims& dims);
-
-/// The view without pointers and deadlines. Throws as check_supported().
+/// The view without pointers and deadlines. Throws as check_gpu_limits().
 RankView make_rank_view(const WorkspaceDims& dims, int rank);
 
 /// Throws Error(internal) where a call has more tokens than the buffers hold.

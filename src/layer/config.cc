@@ -4,8 +4,9 @@
 #include <cmath>
 #include <limits>
 
-#include "comm/gpu_workspace_layout.h"
+#include "comm/gpu_limits.h"
 #include "cuda/entry.h"
+#include "layer/workspace.h"
 #include "megamoe/error.h"
 
 namespace megamoe {
@@ -28,30 +29,14 @@ void require_deadline(const char* member, double seconds) {
 
 /// What the kernels do not take.
 void validate_cuda(const LayerConfig& config, int num_ranks) {
-  const MoeShape& shape = config.shape;
-  const auto supported = [](bool holds, const char* member, std::int64_t value,
-                            const std::string& rule) {
-    if (holds) return;
-    throw Error(ErrorCode::unsupported, std::string(member) + " is " + std::to_string(value) +
-                                            "; the cuda backend takes " + rule);
-  };
   if (!cuda::is_built()) {
     throw Error(ErrorCode::unsupported,
                 "backend cuda: this build has none (MEGAMOE_CUDA is off); use the cpu backend");
   }
-  supported(shape.hidden_dim % 64 == 0, "shape.hidden_dim", shape.hidden_dim, "multiples of 64");
-  supported(shape.intermediate_dim % 64 == 0, "shape.intermediate_dim", shape.intermediate_dim,
-            "multiples of 64");
-  supported(num_ranks <= kMaxRanks, "num_ranks", num_ranks, "at most " + std::to_string(kMaxRanks));
-  supported(shape.num_experts <= kMaxExperts, "shape.num_experts", shape.num_experts,
-            "at most " + std::to_string(kMaxExperts));
-  supported(shape.top_k <= kMaxSlots, "shape.top_k", shape.top_k,
-            "at most " + std::to_string(kMaxSlots));
-  const std::int64_t padding = kGpuRowAlignment * shape.num_experts;
-  const std::int64_t most_rows = std::numeric_limits<std::int32_t>::max() - padding;
-  supported(shape.max_tokens <= most_rows / num_ranks / shape.top_k, "shape.max_tokens",
-            shape.max_tokens, "max_tokens * top_k of all ranks below " + std::to_string(most_rows));
-  supported(config.num_sms != 1, "num_sms", config.num_sms, "0 or at least 2");
+  check_gpu_limits(workspace_dims(config, num_ranks));
+  if (config.num_sms == 1) {
+    throw Error(ErrorCode::unsupported, "num_sms is 1; the cuda backend takes 0 or at least 2");
+  }
 }
 
 /// A number cast to an enumeration need not be one of its values.

@@ -19,7 +19,7 @@ inline constexpr int kPlanWarps = kPlanThreads / device::kWarpSize;
 
 /// Slots of each block; the last may have fewer.
 struct SlotShares {
-  std::int32_t num_slots;      ///< check_supported() keeps it below 2^31
+  std::int32_t num_slots;      ///< check_gpu_limits() keeps it below 2^31
   std::int32_t slots_a_block;  ///< a multiple of kPlanThreads
   std::int32_t num_blocks;
 };
