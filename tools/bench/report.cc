@@ -38,6 +38,51 @@ nlohmann::ordered_json products_json(const Ceiling& ceiling) {
   return products;
 }
 
+/// A rank's, which is a GPU's where ranks have one each.
+double rank_tflops(double flops, double ms, int num_ranks) {
+  return gflops(flops, ms) * 1e-3 / num_ranks;
+}
+
+// The parts that records of both backends have in common, in the order of their members.
+
+void append_layer(nlohmann::ordered_json& record, const std::string& shape_name,
+                  const MoeShape& shape, int num_ranks) {
+  record["shape"] = shape_name;
+  record["hidden_dim"] = shape.hidden_dim;
+  record["intermediate_dim"] = shape.intermediate_dim;
+  record["num_experts"] = shape.num_experts;
+  record["top_k"] = shape.top_k;
+  record["tokens_per_rank"] = shape.max_tokens;
+  record["ranks"] = num_ranks;
+}
+
+template <class Result>
+void append_times(nlohmann::ordered_json& record, const Result& result, const SamplesMs& forward_ms,
+                  const SamplesMs& backward_ms) {
+  const MoeShape& shape = result.config.shape;
+  const Summary forward = summarize(forward_ms);
+  const Summary backward = summarize(backward_ms);
+  record["forward_ms"] = forward.median_ms;
+  record["forward_ms_range"] = {forward.min_ms, forward.max_ms};
+  record["backward_ms"] = backward.median_ms;
+  record["backward_ms_range"] = {backward.min_ms, backward.max_ms};
+  record["forward_tflops"] =
+      rank_tflops(forward_flops(result.num_rows, shape), forward.median_ms, result.num_ranks);
+  record["backward_tflops"] =
+      rank_tflops(backward_flops(result.num_rows, shape), backward.median_ms, result.num_ranks);
+}
+
+void append_run(nlohmann::ordered_json& record, const RunInfo& run, const std::string& hardware) {
+  const tools::BuildInfo build = tools::build_info();
+  record["commit"] = build.commit;
+  record["date"] = run.date;
+  record["hardware"] = hardware;
+  record["versions"] = {
+      {"megamoe", build.version}, {"compiler", build.compiler}, {"build", build.build_type}};
+  record["command"] = run.command;
+  record["run"] = run.run;
+}
+
 }  // namespace
 
 RunInfo run_info(std::string command) {
@@ -81,61 +126,31 @@ void print_result(const LayerResult& result, const Ceiling& ceiling) {
 
 nlohmann::ordered_json to_record(const LayerResult& result, const Ceiling& ceiling,
                                  const RunInfo& run) {
-  const MoeShape& shape = result.config.shape;
-  const Summary forward = summarize(result.times.forward_ms);
-  const Summary backward = summarize(result.times.backward_ms);
-  // TFLOP/s are a rank's, as they are a GPU's elsewhere.
-  const auto rank_tflops = [&](double flops, double ms) {
-    return gflops(flops, ms) * 1e-3 / result.num_ranks;
-  };
-  const tools::BuildInfo build = tools::build_info();
-  return {
-      {"layer", "megamoe"},
-      {"backend", "cpu"},
-      {"path", "sequential"},
-      {"mode", to_text(result.config.memory_mode)},
-      {"shape", result.shape_name},
-      {"hidden_dim", shape.hidden_dim},
-      {"intermediate_dim", shape.intermediate_dim},
-      {"num_experts", shape.num_experts},
-      {"top_k", shape.top_k},
-      {"tokens_per_rank", shape.max_tokens},
-      {"ranks", result.num_ranks},
-      {"threads", ceiling.num_threads},
-      {"forward_ms", forward.median_ms},
-      {"forward_ms_range", {forward.min_ms, forward.max_ms}},
-      {"backward_ms", backward.median_ms},
-      {"backward_ms_range", {backward.min_ms, backward.max_ms}},
-      {"forward_tflops", rank_tflops(forward_flops(result.num_rows, shape), forward.median_ms)},
-      {"backward_tflops", rank_tflops(backward_flops(result.num_rows, shape), backward.median_ms)},
-      {"fma_peak_gflops", ceiling.peak_gflops()},
-      {"core_fma_peak_gflops", ceiling.core_peak_gflops},
-      {"core_product_gflops", products_json(ceiling)},
-      {"bytes_between_ranks", bytes_json(result.traffic.once)},
-      {"bytes_between_ranks_per_slot", bytes_json(result.traffic.per_slot)},
-      {"commit", build.commit},
-      {"date", run.date},
-      {"hardware", tools::processor_name() + ", " + std::to_string(tools::num_cpu_threads()) +
-                       " threads, " + cpu::simd_target_name()},
-      {"versions",
-       {{"megamoe", build.version}, {"compiler", build.compiler}, {"build", build.build_type}}},
-      {"command", run.command},
-      {"run", run.run},
-  };
+  nlohmann::ordered_json record = {{"layer", "megamoe"},
+                                   {"backend", "cpu"},
+                                   {"path", "sequential"},
+                                   {"mode", to_text(result.config.memory_mode)}};
+  append_layer(record, result.shape_name, result.config.shape, result.num_ranks);
+  record["threads"] = ceiling.num_threads;
+  append_times(record, result, result.times.forward_ms, result.times.backward_ms);
+  record["fma_peak_gflops"] = ceiling.peak_gflops();
+  record["core_fma_peak_gflops"] = ceiling.core_peak_gflops;
+  record["core_product_gflops"] = products_json(ceiling);
+  record["bytes_between_ranks"] = bytes_json(result.traffic.once);
+  record["bytes_between_ranks_per_slot"] = bytes_json(result.traffic.per_slot);
+  append_run(record, run,
+             tools::processor_name() + ", " + std::to_string(tools::num_cpu_threads()) +
+                 " threads, " + cpu::simd_target_name());
+  return record;
 }
 
 namespace {
-
-/// A GPU's TFLOP/s.
-double gpu_tflops(const CudaLayerResult& result, double flops, double ms) {
-  return gflops(flops, ms) * 1e-3 / result.num_ranks;
-}
 
 void print_cuda_pass(const CudaLayerResult& result, const char* name, const SamplesMs& samples_ms,
                      double flops, double dense_tflops,
                      const std::map<std::string, double>& stages_ms) {
   const Summary summary = summarize(samples_ms);
-  const double rate = gpu_tflops(result, flops, summary.median_ms);
+  const double rate = rank_tflops(flops, summary.median_ms, result.num_ranks);
   std::printf("  %-9s%8.3f ms [%.3f, %.3f]  %6.1f TFLOP/s", name, summary.median_ms, summary.min_ms,
               summary.max_ms, rate);
   if (dense_tflops > 0) std::printf("  %.3f P", rate / dense_tflops);
@@ -181,44 +196,21 @@ void print_cuda_result(const CudaLayerResult& result, double dense_tflops) {
 
 nlohmann::ordered_json to_cuda_record(const CudaLayerResult& result, double dense_tflops,
                                       const RunInfo& run) {
-  const MoeShape& shape = result.config.shape;
-  const Summary forward = summarize(result.times.forward_ms);
-  const Summary backward = summarize(result.times.backward_ms);
-  const tools::BuildInfo build = tools::build_info();
-  return {
+  nlohmann::ordered_json record = {
       {"layer", "megamoe"},
       {"backend", "cuda"},
       {"path", result.config.overlap == Overlap::on ? "fused" : "sequential"},
       {"mode", to_text(result.config.memory_mode)},
-      {"weight_gradients", to_text(result.config.weight_gradient_mode)},
-      {"shape", result.shape_name},
-      {"hidden_dim", shape.hidden_dim},
-      {"intermediate_dim", shape.intermediate_dim},
-      {"num_experts", shape.num_experts},
-      {"top_k", shape.top_k},
-      {"tokens_per_rank", shape.max_tokens},
-      {"ranks", result.num_ranks},
-      {"dense_tflops", dense_tflops},
-      {"forward_ms", forward.median_ms},
-      {"forward_ms_range", {forward.min_ms, forward.max_ms}},
-      {"backward_ms", backward.median_ms},
-      {"backward_ms_range", {backward.min_ms, backward.max_ms}},
-      {"forward_tflops",
-       gpu_tflops(result, forward_flops(result.num_rows, shape), forward.median_ms)},
-      {"backward_tflops",
-       gpu_tflops(result, backward_flops(result.num_rows, shape), backward.median_ms)},
-      {"exposed_share", result.times.exposed_share},
-      {"start_share", result.times.start_share},
-      {"forward_stages_ms", result.times.forward_stages_ms},
-      {"backward_stages_ms", result.times.backward_stages_ms},
-      {"commit", build.commit},
-      {"date", run.date},
-      {"hardware", std::to_string(result.num_ranks) + " x " + cuda_device_name()},
-      {"versions",
-       {{"megamoe", build.version}, {"compiler", build.compiler}, {"build", build.build_type}}},
-      {"command", run.command},
-      {"run", run.run},
-  };
+      {"weight_gradients", to_text(result.config.weight_gradient_mode)}};
+  append_layer(record, result.shape_name, result.config.shape, result.num_ranks);
+  record["dense_tflops"] = dense_tflops;
+  append_times(record, result, result.times.forward_ms, result.times.backward_ms);
+  record["exposed_share"] = result.times.exposed_share;
+  record["start_share"] = result.times.start_share;
+  record["forward_stages_ms"] = result.times.forward_stages_ms;
+  record["backward_stages_ms"] = result.times.backward_stages_ms;
+  append_run(record, run, std::to_string(result.num_ranks) + " x " + cuda_device_name());
+  return record;
 }
 
 }  // namespace megamoe::bench
