@@ -112,6 +112,12 @@ std::unique_ptr<CallState> CudaBackend::new_call_state() {
   return std::make_unique<CudaCallState>(memory_.device, dims_, saved_rows_, expected_.gated);
 }
 
+/// What a context keeps of g or u: absent where it keeps nothing, as of g without a gate.
+TensorView CudaBackend::kept_tensor(const DeviceMemory& memory) const {
+  if (memory.data() == nullptr) return {};
+  return tensor_view(reinterpret_cast<bf16*>(memory.data()), {saved_rows_, dims_.intermediate_dim});
+}
+
 products::GroupedRows CudaBackend::all_rows(std::byte* plan) const {
   const CallPlanLayout& layout = view_.plan_layout;
   return {layout.group_begin_e.in(plan), layout.group_count_e.in(plan),
@@ -189,17 +195,8 @@ void CudaBackend::forward(CallState& call_state, const ForwardInput& input,
       static_cast<const float*>(input.weights.data), input.weights.strides[0]};
   const ExpertWeights experts = with_plain_strides(input.experts);
   const products::LaunchOptions launch = launch_options(num_tokens, stream);
-  const std::int64_t saved_rows = saved_rows_;
-  TensorView g;
-  TensorView u;
-  if (saved_rows > 0) {
-    if (expected_.gated) {
-      g = tensor_view(reinterpret_cast<bf16*>(state.saved_g.data()),
-                      {saved_rows, dims_.intermediate_dim});
-    }
-    u = tensor_view(reinterpret_cast<bf16*>(state.saved_u.data()),
-                    {saved_rows, dims_.intermediate_dim});
-  }
+  const TensorView g = kept_tensor(state.saved_g);
+  const TensorView u = kept_tensor(state.saved_u);
 
   memory_.order.enter(stream);
   memory_.stages.start("stage", stream);
@@ -284,22 +281,17 @@ void CudaBackend::gate_up_gradient(const CudaCallState& state, const BackwardInp
     gradient_of(all_rows(plan), rows_.dg_CI, rows_.du_CI, input, launch);
     return;
   }
-  const auto saved = [&](const DeviceMemory& memory) -> TensorView {
-    if (memory.data() == nullptr) return {};  // g of an activation without a gate
-    return tensor_view(reinterpret_cast<bf16*>(memory.data()),
-                       {saved_rows_, dims_.intermediate_dim});
-  };
   const bool all_saved = saved_rows_ == padded_rows_;
   if (!all_saved) gpu::split_groups(view_, plan, saved_rows_, launch.stream);
   const products::GroupedRows kept = all_saved ? all_rows(plan) : kept_rows(plan);
   if (overlap) {
     memory_.stages.start("p", launch.stream);
     gpu::gate_up_gradient_and_pull(view_, kept, config_.activation, pulled, input.experts.down,
-                                   saved(state.saved_g), saved(state.saved_u),
+                                   kept_tensor(state.saved_g), kept_tensor(state.saved_u),
                                    {rows_.dg_CI, rows_.du_CI, rows_.a_CI, rows_.dweight_segments},
                                    launch);
   } else {
-    gradient_of(kept, saved(state.saved_g), saved(state.saved_u), input, launch);
+    gradient_of(kept, kept_tensor(state.saved_g), kept_tensor(state.saved_u), input, launch);
   }
   if (!all_saved) gradient_of_unsaved(other_rows(plan), input, launch);
 }

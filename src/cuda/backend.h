@@ -40,6 +40,7 @@ class CudaBackend final : public LayerBackend {
   };
 
   RowBuffers make_buffers() const;
+  TensorView kept_tensor(const DeviceMemory& memory) const;
   products::GroupedRows all_rows(std::byte* plan) const;
   products::GroupedRows kept_rows(std::byte* plan) const;
   products::GroupedRows other_rows(std::byte* plan) const;

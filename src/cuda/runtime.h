@@ -72,6 +72,22 @@ class DeviceMemory {
   std::byte* data_ = nullptr;
 };
 
+/// A stream of the current device that waits for no other; destroyed at the end of the scope.
+class OwnedStream {
+ public:
+  OwnedStream() {
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+  }
+  OwnedStream(const OwnedStream&) = delete;
+  OwnedStream& operator=(const OwnedStream&) = delete;
+  ~OwnedStream() { cudaStreamDestroy(stream_); }
+
+  [[nodiscard]] cudaStream_t get() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
 /// One T in pinned host memory that every device can write; zeroed.
 template <class T>
 class PinnedValue {

@@ -34,12 +34,9 @@ CudaWorkspace::CudaWorkspace(const LayerConfig& config, Workspace::Impl& workspa
   gpu::load_overlap_kernels();
   gpu::RankView view = gpu::make_rank_view(dims, workspace.communicator.rank());
   view.scratch = local.data();
-  cudaStream_t stream = nullptr;
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-  gpu::reset_control(view, stream);
-  const cudaError_t status = cudaStreamSynchronize(stream);
-  cudaStreamDestroy(stream);
-  check(status, "the first kernel of a workspace");
+  const OwnedStream stream;
+  gpu::reset_control(view, stream.get());
+  check(cudaStreamSynchronize(stream.get()), "the first kernel of a workspace");
 }
 
 CudaWorkspace::~CudaWorkspace() {
@@ -52,17 +49,14 @@ void CudaWorkspace::poison() {
   order.synchronize();
   constexpr int kNan = 0xff;  // a NaN in bf16, fp32 and fp64; -1 as an integer
   std::byte* symmetric = workspace_.symmetric->peer(workspace_.communicator.rank());
-  cudaStream_t stream = nullptr;
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  const OwnedStream stream;
   check(cudaMemsetAsync(symmetric + exchange_offset_, kNan,
-                        workspace_.bytes.symmetric - exchange_offset_, stream),
+                        workspace_.bytes.symmetric - exchange_offset_, stream.get()),
         "poison");
   check(cudaMemsetAsync(local.data() + scratch_offset_, kNan,
-                        workspace_.bytes.local - scratch_offset_, stream),
+                        workspace_.bytes.local - scratch_offset_, stream.get()),
         "poison");
-  const cudaError_t status = cudaStreamSynchronize(stream);
-  cudaStreamDestroy(stream);
-  check(status, "poison");
+  check(cudaStreamSynchronize(stream.get()), "poison");
 }
 
 }  // namespace megamoe::cuda

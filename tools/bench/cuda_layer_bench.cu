@@ -11,6 +11,7 @@
 #include "layer/workspace.h"
 #include "megamoe/cuda.h"
 #include "megamoe/megamoe.h"
+#include "verify/device_copies.h"
 
 namespace megamoe::bench {
 namespace {
@@ -18,6 +19,7 @@ namespace {
 using cuda::check;
 using cuda::CurrentDevice;
 using cuda::DeviceMemory;
+using cuda::OwnedStream;
 
 constexpr int kNumWarmups = 4;
 constexpr int kNumStagePasses = 5;
@@ -129,18 +131,6 @@ struct RankTensors {
   DeviceTensor x, dy, y, dx, ids_TK, weights, dweights, gate, up, down, dgate, dup, ddown;
 };
 
-class Stream {
- public:
-  Stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream"); }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-  ~Stream() { cudaStreamDestroy(stream_); }
-  [[nodiscard]] cudaStream_t get() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
-
 class Event {
  public:
   Event() { check(cudaEventCreate(&event_), "an event"); }
@@ -157,8 +147,6 @@ class Event {
  private:
   cudaEvent_t event_ = nullptr;
 };
-
-int device_of(int rank, int num_ranks) { return num_cuda_devices() >= num_ranks ? rank : 0; }
 
 std::map<std::string, double> medians(std::map<std::string, SamplesMs> samples) {
   std::map<std::string, double> result;
@@ -204,13 +192,13 @@ CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
   std::vector<SamplesMs> backward_RS(num_ranks, SamplesMs(num_repeats));
   run_ranks(num_ranks, [&](Communicator& threads) {
     const int rank = threads.rank();
-    const int device = device_of(rank, num_ranks);
+    const int device = verify::cuda_device_of(rank, num_ranks);
     const CurrentDevice current(device);
     const auto group = make_cuda_communicator(threads, device);
     RankTensors tensors(config, num_ranks, rank, device, ids_RTK[rank]);
     Workspace workspace(config, *group);
     MoeLayer layer(config, *group, workspace);
-    const Stream stream;
+    const OwnedStream stream;
     Event start, middle, end;
     CallContext call;
     const auto pass = [&] {
@@ -294,7 +282,7 @@ double dense_tflops(int num_ranks) {
     a.fill(1.0F, 1);
     b.fill(1.0F, 2);
     check(cudaDeviceSynchronize(), "random matrices");
-    const Stream stream;
+    const OwnedStream stream;
     const DenseProduct product(stream.get());
     if (!product.is_available()) return 0.0;
     Event start, end;

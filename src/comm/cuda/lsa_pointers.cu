@@ -20,14 +20,12 @@ std::vector<std::byte*> lsa_pointers(ncclWindow_t window, int num_ranks) {
   int device = 0;
   cuda::check(cudaGetDevice(&device), "cudaGetDevice");
   const cuda::DeviceMemory on_device(device, static_cast<std::int64_t>(bytes), "window addresses");
-  cudaStream_t stream = nullptr;
-  cuda::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-  read_pointers<<<1, 1, 0, stream>>>(window, num_ranks, reinterpret_cast<void**>(on_device.data()));
+  const cuda::OwnedStream stream;
+  read_pointers<<<1, 1, 0, stream.get()>>>(window, num_ranks,
+                                           reinterpret_cast<void**>(on_device.data()));
   std::vector<std::byte*> pointers(num_ranks);
-  cudaMemcpyAsync(pointers.data(), on_device.data(), bytes, cudaMemcpyDeviceToHost, stream);
-  const cudaError_t status = cudaStreamSynchronize(stream);
-  cudaStreamDestroy(stream);
-  cuda::check(status, "reading a window's addresses");
+  cudaMemcpyAsync(pointers.data(), on_device.data(), bytes, cudaMemcpyDeviceToHost, stream.get());
+  cuda::check(cudaStreamSynchronize(stream.get()), "reading a window's addresses");
   return pointers;
 }
 
