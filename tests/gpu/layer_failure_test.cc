@@ -1,0 +1,101 @@
+// Ranks that are late, raise or refuse, and what a failed call leaves behind.
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "gpu/layer_device.h"
+
+namespace megamoe::verify {
+namespace {
+
+using cuda::check;
+
+TEST(CudaFailures, AMissedDeadlineNamesThePeerAndStays) {
+  const Problem problem = make_problem(spec_with_tokens({12, 12}));
+  RunOptions options;
+  options.deadline_s = 1.0;
+  run_sessions(problem, options, [&](RankSession& session, Communicator& group) {
+    const CallContext context = session.forward();
+    group.barrier("both have run", 60);
+    if (group.rank() == 0) {
+      const auto start = std::chrono::steady_clock::now();
+      expect_error(ErrorCode::deadline_exceeded, {"rank 0 waited", "rank 1", "the entry"},
+                   [&] { session.backward(context); });
+      const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+      EXPECT_LT(taken.count(), 10.0);
+      expect_error(ErrorCode::deadline_exceeded, {"rank 1"}, [&] { session.forward(); });
+    }
+    group.barrier("the deadline has passed", 60);
+    if (group.rank() == 1) {
+      expect_error(ErrorCode::peer_failed, {"rank 0"}, [&] { session.backward(context); });
+    }
+  });
+}
+
+TEST(CudaFailures, APeerThatRaisesBetweenCallsIsNamedLongBeforeTheDeadline) {
+  const Problem problem = make_problem(spec_with_tokens({12, 12}));
+  const auto start = std::chrono::steady_clock::now();
+  std::optional<Error> of_survivor;
+  const auto run = [&] {
+    run_ranks(2, [&](Communicator& group) {
+      RankSession session(problem, {}, group);
+      const CallContext context = session.forward();
+      if (group.rank() == 1) throw Error(ErrorCode::internal, "the disk is full");
+      of_survivor = error_of([&] { session.backward(context); });
+    });
+  };
+  expect_error(ErrorCode::internal, {"the disk is full"}, run);
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  EXPECT_LT(taken.count(), 20.0);  // the deadlines are 60 s
+  ASSERT_TRUE(of_survivor);
+  EXPECT_EQ(of_survivor->code(), ErrorCode::peer_failed);
+  EXPECT_NE(std::string(of_survivor->what()).find("rank 1"), std::string::npos);
+  EXPECT_NE(std::string(of_survivor->what()).find("the disk is full"), std::string::npos);
+}
+
+TEST(CudaFailures, OneRanksRefusalFailsTheCallOnAll) {
+  const Problem problem = make_problem(spec_with_tokens({12, 12}));
+  const LayerTensors clean = run_layer(problem, {});
+  const LayerTensors after =
+      run_sessions(problem, {}, [&](RankSession& session, Communicator& group) {
+        for (int repeat = 0; repeat < 3; ++repeat) {
+          if (group.rank() == 0) {
+            expect_error(ErrorCode::invalid_argument, {"context is not of a forward call"},
+                         [&] { session.backward(CallContext()); });
+          } else {
+            expect_error(ErrorCode::invalid_argument, {"rank 0 refused"},
+                         [&] { session.forward(); });
+          }
+        }
+        const CallContext context = session.forward();
+        session.backward(context);
+      });
+  EXPECT_EQ(differing_tensors(after, clean), "");
+}
+
+TEST(CudaFailures, AFailureStaysUntilItIsChecked) {
+  Problem problem = make_problem(spec_with_tokens({24}));
+  const DeviceProblem good(problem);
+  problem.expert_ids_TK[5] = 99;
+  const DeviceProblem bad(problem);
+  OneRank rank(cuda_config(problem.spec));
+  const TestStream stream;
+  const CallContext call = rank.layer.forward(bad.forward_input(), bad.forward_output(), stream);
+  check(cudaStreamSynchronize(stream.get()), "a failing call");
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    expect_error(ErrorCode::expert_id_out_of_range, {"expert_ids[2, 1] is 99", "0 to 7"},
+                 [&] { rank.layer.forward(good.forward_input(), good.forward_output(), stream); });
+  }
+  expect_error(ErrorCode::expert_id_out_of_range, {"99"}, [&] { rank.layer.check(stream); });
+  EXPECT_TRUE(same_bits(bad.y.download(), std::vector<bf16>(24 * 64, bf16{0xffff})));
+  rank.layer.forward(good.forward_input(), good.forward_output(), stream);
+  rank.layer.check(stream);
+  // The weight gradients of a failed call stay as they were.
+  rank.layer.backward(call, bad.backward_input(), bad.backward_output(), stream);
+  expect_error(ErrorCode::invalid_argument, {"forward call", "failed"},
+               [&] { rank.layer.check(stream); });
+  EXPECT_TRUE(same_bits(bad.dup.download(), std::vector<bf16>(8 * 64 * 64, bf16{0xffff})));
+}
+
+}  // namespace
+}  // namespace megamoe::verify

@@ -1,0 +1,83 @@
+// With rows travelling under products the layer has the bits of one kernel after the other, every
+// time.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "layer/workspace.h"
+#include "layer_fixture.h"
+
+namespace megamoe::verify {
+namespace {
+
+/// A layer of any size that is quick to make, for two ranks.
+ProblemSpec random_spec(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto pick = [&](std::initializer_list<std::int64_t> values) {
+    return *(values.begin() + random() % values.size());
+  };
+  ProblemSpec spec;
+  spec.seed = seed;
+  spec.tokens_per_rank = {pick({0, 1, 5, 64, 129, 300}), pick({0, 2, 63, 200, 411})};
+  spec.hidden_dim = pick({64, 128, 320, 576});
+  spec.intermediate_dim = pick({64, 192, 256, 320});
+  spec.num_experts = static_cast<std::int32_t>(pick({2, 4, 8, 18, 60}));
+  spec.top_k =
+      static_cast<std::int32_t>(std::min<std::int64_t>(spec.num_experts, pick({1, 2, 4, 8})));
+  spec.routing = static_cast<RoutingPattern>(seed % 6);
+  return spec;
+}
+
+/// Forward and backward of `problem` in a workspace of its own.
+LayerTensors run_step(const Problem& problem, const RunOptions& options, Communicator& group) {
+  const LayerConfig config = layer_config(problem.spec, options);
+  Workspace workspace(config, group);
+  MoeLayer layer(config, group, workspace);
+  poison(workspace);
+  group.barrier("poisoned", 60);
+  RankData data(problem, options, group.rank());
+  const CallContext context = data.forward(layer);
+  data.backward(layer, context);
+  group.barrier("a step", 60);
+  return data.tensors();
+}
+
+TEST(CudaOverlap, RandomLayersHaveTheBitsOfOneKernelAfterTheOther) {
+  run_ranks(2, [](Communicator& threads) {
+    const BackendGroup group(threads, Backend::cuda);
+    for (std::uint64_t seed = 0; seed < 240; ++seed) {
+      const Problem problem = make_problem(random_spec(seed));
+      RunOptions options;
+      options.memory_mode = seed % 2 == 0 ? MemoryMode::saved : MemoryMode::recompute;
+      options.saved_row_capacity = seed % 5 == 0 ? 100 : 0;
+      options.overlap = Overlap::off;
+      const LayerTensors wanted = run_step(problem, options, group.get());
+      options.overlap = Overlap::on;
+      EXPECT_EQ(differing_tensors(run_step(problem, options, group.get()), wanted), "")
+          << "seed " << seed << ", rank " << threads.rank();
+    }
+  });
+}
+
+TEST(CudaOverlap, TwoThousandStepsGiveEqualBits) {
+  ProblemSpec spec = spec_with_tokens({257, 190});
+  spec.hidden_dim = 512;
+  spec.intermediate_dim = 256;
+  spec.num_experts = 16;
+  spec.top_k = 4;
+  const Problem problem = make_problem(spec);
+  run_sessions(problem, {}, [&](RankSession& session, Communicator& group) {
+    LayerTensors first;
+    for (int step = 0; step < 2000; ++step) {
+      const CallContext context = session.forward();
+      session.backward(context);
+      if (step == 0) first = session.tensors();
+      ASSERT_EQ(differing_tensors(session.tensors(), first), "")
+          << "step " << step << ", rank " << group.rank();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace megamoe::verify

@@ -1,0 +1,143 @@
+// Ranks as processes with a device each.
+#include <gtest/gtest.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "layer_fixture.h"
+#include "megamoe/cuda.h"
+
+namespace megamoe::verify {
+namespace {
+
+/// The part of one process in the tests below; not a test of its own.
+TEST(CudaProcessRank, DISABLED_Run) {
+  const char* rank_text = std::getenv("MEGAMOE_TEST_RANK");
+  ASSERT_NE(rank_text, nullptr);
+  const int rank = std::atoi(rank_text);
+  const auto group =
+      make_process_communicator(std::getenv("MEGAMOE_TEST_GROUP"), rank, 2, /*deadline_s=*/60);
+  const Problem problem = make_problem(spec_with_tokens({40, 21}));
+  if (const char* refusal = std::getenv("MEGAMOE_TEST_REFUSAL"); refusal != nullptr) {
+    expect_error(ErrorCode::unsupported, {refusal},
+                 [&] { const RankSession session(problem, {}, *group); });
+    return;
+  }
+  RankSession session(problem, {}, *group);
+  const char* killed = std::getenv("MEGAMOE_TEST_KILLED");
+  for (int step = 0; step < 3; ++step) {
+    const CallContext context = session.forward();
+    if (killed != nullptr && step == 1) {
+      if (rank == 1) raise(SIGKILL);
+      const auto start = std::chrono::steady_clock::now();
+      expect_error(ErrorCode::peer_failed, {"rank 1", "without a word"},
+                   [&] { session.backward(context); });
+      const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+      EXPECT_LT(taken.count(), 20.0);  // the deadlines are 60 s
+      std::fflush(nullptr);
+      _exit(testing::Test::HasFailure() ? 1
+                                        : 0);  // what is shared with a dead peer is not taken apart
+    }
+    session.backward(context);
+  }
+  std::ofstream file(std::getenv("MEGAMOE_TEST_OUTPUT"), std::ios::binary);
+  for (const RawTensor* tensor :
+       {&session.tensors().y, &session.tensors().dx, &session.tensors().dup}) {
+    file.write(reinterpret_cast<const char*>(tensor->bytes.data()),
+               static_cast<std::streamsize>(tensor->bytes.size()));
+  }
+  group->barrier("both processes are done", 60);
+}
+
+std::string output_of(const std::string& group, int rank) {
+  return "/tmp/" + group + "." + std::to_string(rank);
+}
+
+/// Starts the test above in two processes.
+std::vector<pid_t> spawn_two_ranks(const std::string& group) {
+  std::vector<pid_t> processes;
+  for (int rank = 0; rank < 2; ++rank) {
+    setenv("MEGAMOE_TEST_RANK", std::to_string(rank).c_str(), 1);
+    setenv("MEGAMOE_TEST_GROUP", group.c_str(), 1);
+    setenv("MEGAMOE_TEST_OUTPUT", output_of(group, rank).c_str(), 1);
+    const char* arguments[] = {"layer_gpu_test", "--gtest_filter=CudaProcessRank.*",
+                               "--gtest_also_run_disabled_tests", "--gtest_brief=1", nullptr};
+    pid_t process = 0;
+    EXPECT_EQ(posix_spawn(&process, "/proc/self/exe", nullptr, nullptr,
+                          const_cast<char* const*>(arguments), environ),
+              0);
+    processes.push_back(process);
+  }
+  return processes;
+}
+
+/// Both ranks must refuse to start, in words that contain `text`.
+void expect_refusal_of_processes(const char* variable, const char* value, const char* text) {
+  if (num_cuda_devices() < 2) GTEST_SKIP() << "needs two devices";
+  setenv("MEGAMOE_TEST_REFUSAL", text, 1);
+  setenv(variable, value, 1);
+  const std::vector<pid_t> processes = spawn_two_ranks("refusal_test." + std::to_string(getpid()));
+  unsetenv("MEGAMOE_TEST_REFUSAL");
+  unsetenv(variable);
+  for (const pid_t process : processes) {
+    int status = -1;
+    waitpid(process, &status, 0);
+    EXPECT_EQ(status, 0);
+  }
+}
+
+TEST(CudaProcesses, WithoutNcclAreRefused) {
+  expect_refusal_of_processes("MEGAMOE_NCCL_LIBRARY", "/no/such/libnccl.so", "need NCCL 2.28.9");
+}
+
+TEST(CudaProcesses, WithoutCuMemAreRefused) {
+  expect_refusal_of_processes("NCCL_CUMEM_ENABLE", "0", "cuMem");
+}
+
+TEST(CudaProcesses, AKilledPeerIsNamedLongBeforeTheDeadline) {
+  if (num_cuda_devices() < 2) GTEST_SKIP() << "needs two devices";
+  setenv("MEGAMOE_TEST_KILLED", "1", 1);
+  const std::vector<pid_t> processes = spawn_two_ranks("killed_test." + std::to_string(getpid()));
+  unsetenv("MEGAMOE_TEST_KILLED");
+  int status = -1;
+  waitpid(processes[0], &status, 0);
+  EXPECT_EQ(status, 0);
+  waitpid(processes[1], &status, 0);
+  EXPECT_TRUE(WIFSIGNALED(status));
+}
+
+TEST(CudaProcesses, OneADeviceGiveTheBitsOfThreads) {
+  if (num_cuda_devices() < 2) GTEST_SKIP() << "needs two devices";
+  const Problem problem = make_problem(spec_with_tokens({40, 21}));
+  std::vector<LayerTensors> wanted(2);
+  run_sessions(problem, {}, [&](RankSession& session, Communicator& group) {
+    const CallContext context = session.forward();
+    session.backward(context);
+    wanted[group.rank()] = session.tensors();
+  });
+  const std::string name = "layer_test." + std::to_string(getpid());
+  const std::vector<pid_t> processes = spawn_two_ranks(name);
+  for (int rank = 0; rank < 2; ++rank) {
+    int status = -1;
+    waitpid(processes[rank], &status, 0);
+    EXPECT_EQ(status, 0) << "rank " << rank;
+    const std::string output = output_of(name, rank);
+    std::ifstream file(output, std::ios::binary);
+    for (const RawTensor* tensor : {&wanted[rank].y, &wanted[rank].dx, &wanted[rank].dup}) {
+      std::vector<std::byte> bytes(tensor->bytes.size());
+      file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+      EXPECT_TRUE(bytes == tensor->bytes) << "rank " << rank;
+    }
+    std::filesystem::remove(output);
+  }
+}
+
+}  // namespace
+}  // namespace megamoe::verify
