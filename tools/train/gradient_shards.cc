@@ -7,34 +7,38 @@ std::size_t most_shards(int num_ranks) { return (kNumShards + num_ranks - 1) / n
 
 }  // namespace
 
-GradientShards::GradientShards(Communicator& communicator, std::size_t count)
-    : communicator_(communicator),
+GradientShards::GradientShards(TrainBackend& backend, std::size_t count)
+    : backend_(backend),
       count_(count),
-      heap_(communicator.allocate_symmetric(
-          most_shards(communicator.size()) * count * sizeof(float), kDeadlineS)) {}
+      heap_(backend.group().allocate_symmetric(
+          most_shards(backend.group().size()) * count * sizeof(float), kDeadlineS)) {
+  const int num_ranks = backend.group().size();
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const Share shards = shards_of_rank(rank, num_ranks);
+    for (std::int64_t index = 0; index < shards.count; ++index) {
+      all_shards_.push_back(shard(rank, index));
+    }
+  }
+}
 
 float* GradientShards::shard(int rank, std::int64_t index) const {
   return reinterpret_cast<float*>(heap_->peer(rank)) + index * count_;
 }
 
 void GradientShards::clear() {
-  const int rank = communicator_.rank();
-  const Share shards = shards_of_rank(rank, communicator_.size());
-  std::fill_n(shard(rank, 0), shards.count * count_, 0.0F);
+  const int rank = backend_.group().rank();
+  const Share shards = shards_of_rank(rank, backend_.group().size());
+  if (shards.count == 0) return;
+  backend_.operations().zero(shard(rank, 0), shards.count * count_ * sizeof(float));
 }
 
 void GradientShards::sum(std::span<float> total) {
-  communicator_.barrier("the shared gradients of all ranks", kDeadlineS);
-  std::ranges::fill(total, 0.0F);
-  for (int rank = 0; rank < communicator_.size(); ++rank) {
-    const Share shards = shards_of_rank(rank, communicator_.size());
-    for (std::int64_t index = 0; index < shards.count; ++index) {
-      const float* values = shard(rank, index);
-      for (std::size_t i = 0; i < count_; ++i) total[i] += values[i];
-    }
-  }
+  backend_.wait();
+  backend_.group().barrier("the shared gradients of all ranks", kDeadlineS);
+  backend_.operations().sum_in_order(all_shards_, static_cast<std::int64_t>(count_), total.data());
   // A rank may overwrite its shards once every other has read them.
-  communicator_.barrier("all ranks to read the shared gradients", kDeadlineS);
+  backend_.wait();
+  backend_.group().barrier("all ranks to read the shared gradients", kDeadlineS);
 }
 
 }  // namespace megamoe::trainer

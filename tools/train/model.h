@@ -13,8 +13,8 @@
 #include <span>
 #include <vector>
 
-#include "megamoe/communicator.h"
 #include "megamoe/layer.h"
+#include "train/backend.h"
 #include "train/gradient_shards.h"
 #include "train/moe_block.h"
 #include "train/options.h"
@@ -26,14 +26,14 @@ namespace megamoe::trainer {
 class Model {
  public:
   /// Collective. Every rank draws the same shared parameters, and its own experts as a run with any
-  /// other number of ranks would.
-  Model(const TrainOptions& options, Communicator& communicator);
+  /// other number of ranks would. The backend must outlive the model.
+  Model(const TrainOptions& options, TrainBackend& backend);
 
   /// Runs `contexts` [T, n], this rank's share of a batch of `batch` samples (items_of_rank), and
   /// leaves the logits. `batch` is at most that of the options. Collective, and so is backward().
   void forward(std::int64_t batch, std::span<const std::uint8_t> contexts_Tn);
-  /// [T, V] of the last forward.
-  [[nodiscard]] std::span<const float> logits() const;
+  /// [T, V] of the last forward, on the host; until the next call.
+  [[nodiscard]] std::span<const float> logits();
   /// Mean over the batch of -log p(target) in nats, on every rank; sums over the ranks how the
   /// tokens were routed as well. Collective.
   double loss(std::span<const std::uint8_t> targets_T);
@@ -51,22 +51,22 @@ class Model {
 
   void update_selection_biases(double rate);
   /// To be called whenever the values of parameters have changed.
-  void parameters_changed() { experts_.round_values(); }
+  void parameters_changed() { experts_.round_values(backend_.operations()); }
 
   [[nodiscard]] ParameterGroup& shared() { return shared_; }
   [[nodiscard]] ParameterGroup& experts() { return experts_; }
   [[nodiscard]] std::vector<MoeBlock>& blocks() { return blocks_; }
-  [[nodiscard]] Communicator& communicator() { return communicator_; }
+  [[nodiscard]] TrainBackend& backend() { return backend_; }
   [[nodiscard]] std::int64_t max_tokens() const { return max_tokens_; }
   [[nodiscard]] std::int64_t context() const { return context_; }
 
  private:
   void initialize(std::uint64_t seed);
-  template <class TokensLoss>
-  double sum_over_batch(TokensLoss tokens_loss);
+  double sum_over_ranks_and_shards();
   void head_backward();
+  void check();
 
-  Communicator& communicator_;
+  TrainBackend& backend_;
   std::int64_t context_;
   std::int64_t hidden_dim_;
   std::int64_t max_tokens_;
@@ -85,16 +85,20 @@ class Model {
   std::int64_t batch_ = 0;
   std::vector<Share> shards_;  // of this rank, places among its tokens
   std::int64_t num_tokens_ = 0;
-  std::vector<std::uint8_t> contexts_Tn_;
-  std::vector<float> x_TH_;
-  std::vector<float> normed_TH_;
-  std::vector<float> inverse_rms_T_;
-  std::vector<float> logits_TV_;
-  std::vector<float> transposed_;  // [H, V], then [V, T] of a shard
-  std::vector<float> d_normed_TH_;
-  std::vector<float> dx_TH_;
-  std::vector<double> sums_;
+  Buffer<std::uint8_t> contexts_Tn_;
+  Buffer<std::uint8_t> targets_T_;
+  Buffer<float> x_TH_;
+  Buffer<float> normed_TH_;
+  Buffer<float> inverse_rms_T_;
+  Buffer<float> logits_TV_;
+  Buffer<float> d_normed_TH_;
+  Buffer<float> dx_TH_;
+  // All that is counted over tokens: a place for each shard's loss, which one rank fills, and the
+  // blocks' loads.
+  Buffer<double> sums_;
+  std::vector<double> host_sums_;
   std::vector<double> sums_scratch_;
+  std::vector<float> host_logits_;
 };
 
 }  // namespace megamoe::trainer

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "megamoe/communicator.h"
+#include "train/backend.h"
 #include "train/options.h"
 #include "train/parameters.h"
 
@@ -19,11 +19,14 @@ double learning_rate(const OptimizerOptions& options, std::int64_t step);
 /// experts of every rank. Collective; the same bits on every rank and for every number of ranks.
 class GradientNorm {
  public:
-  GradientNorm(std::int64_t num_experts, Communicator& communicator);
+  /// The backend must outlive it.
+  GradientNorm(std::int64_t num_experts, TrainBackend& backend);
   double operator()(ParameterGroup& shared, ParameterGroup& experts);
 
  private:
-  Communicator& communicator_;
+  TrainBackend& backend_;
+  std::vector<EqualParts> arrays_;         // shared, then tensor by tensor of the experts
+  std::vector<double> part_sums_;          // of those arrays
   std::vector<double> local_square_sums_;  // of this rank's experts
   std::vector<double> square_sums_E_;
 };
@@ -35,7 +38,7 @@ double clip_factor(double norm, double clip_norm);
 ///   m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,
 ///   value -= rate * (m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + epsilon)
 ///                    + weight_decay * value).
-void adamw_step(ParameterGroup& group, const OptimizerOptions& options, std::int64_t step,
-                double gradient_scale);
+void adamw_step(Operations& operations, ParameterGroup& group, const OptimizerOptions& options,
+                std::int64_t step, double gradient_scale);
 
 }  // namespace megamoe::trainer

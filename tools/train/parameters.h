@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "megamoe/bf16.h"
+#include "train/backend.h"
 
 namespace megamoe::trainer {
 
@@ -27,33 +28,40 @@ struct ParameterSlice {
 /// over the ranks) and `experts` (this rank's experts; gradients come out of the layer complete).
 class ParameterGroup {
  public:
-  /// Adds a tensor of zeros. Pointers got before become invalid.
+  /// Finds a place for a tensor. All tensors are added before allocate().
   ParameterSlice add(std::string name, std::int64_t count, WeightDecay weight_decay);
+  /// Zeros for all tensors, in the backend's memory, where all pointers and spans below point.
+  void allocate(TrainBackend& backend);
 
   [[nodiscard]] const std::vector<ParameterSlice>& slices() const { return slices_; }
-  [[nodiscard]] std::size_t count() const { return values_.size(); }
+  [[nodiscard]] std::size_t count() const { return count_; }
 
-  [[nodiscard]] std::span<float> values() { return values_; }
-  [[nodiscard]] std::span<float> gradients() { return gradients_; }
-  [[nodiscard]] std::span<float> first_moments() { return first_moments_; }
-  [[nodiscard]] std::span<float> second_moments() { return second_moments_; }
+  [[nodiscard]] std::span<float> values() { return values_.span(); }
+  [[nodiscard]] std::span<float> gradients() { return gradients_.span(); }
+  [[nodiscard]] std::span<float> first_moments() { return first_moments_.span(); }
+  [[nodiscard]] std::span<float> second_moments() { return second_moments_.span(); }
 
-  [[nodiscard]] float* values(const ParameterSlice& slice) { return &values_[slice.offset]; }
-  [[nodiscard]] float* gradients(const ParameterSlice& slice) { return &gradients_[slice.offset]; }
+  [[nodiscard]] float* values(const ParameterSlice& slice) {
+    return values_.data() + slice.offset;
+  }
+  [[nodiscard]] float* gradients(const ParameterSlice& slice) {
+    return gradients_.data() + slice.offset;
+  }
 
   /// Copies in bf16, which the layer reads; as of the last round_values().
   [[nodiscard]] const bf16* rounded(const ParameterSlice& slice) const {
-    return &rounded_[slice.offset];
+    return rounded_.data() + slice.offset;
   }
-  void round_values();
+  void round_values(Operations& operations);
 
  private:
   std::vector<ParameterSlice> slices_;
-  std::vector<float> values_;
-  std::vector<float> gradients_;
-  std::vector<float> first_moments_;
-  std::vector<float> second_moments_;
-  std::vector<bf16> rounded_;
+  std::size_t count_ = 0;
+  Buffer<float> values_;
+  Buffer<float> gradients_;
+  Buffer<float> first_moments_;
+  Buffer<float> second_moments_;
+  Buffer<bf16> rounded_;
 };
 
 }  // namespace megamoe::trainer

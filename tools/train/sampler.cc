@@ -31,7 +31,7 @@ std::string generate(Model& model, std::span<const std::uint8_t> prompt, std::in
   std::vector<std::uint8_t> context(prompt.begin(), prompt.end());
   std::string text;
   for (std::int64_t i = 0; i < num_bytes; ++i) {
-    if (model.communicator().rank() != 0) {
+    if (model.backend().host_group().rank() != 0) {
       model.forward(1, {});  // a batch of one sample is rank 0's
       continue;
     }

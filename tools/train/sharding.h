@@ -63,6 +63,11 @@ constexpr std::int64_t max_items_of_rank(std::int64_t count, int num_ranks) {
   return most;
 }
 
+/// Tokens of shards that follow one another from token 0.
+inline std::int64_t num_tokens_of(std::span<const Share> shards) {
+  return shards.empty() ? 0 : shards.back().first + shards.back().count;
+}
+
 /// Sums a few fp64 numbers over the ranks, in rank order: the same bits on every rank. `scratch` is
 /// kept by the caller so that a step allocates nothing.
 inline void sum_over_ranks(Communicator& communicator, std::span<double> values,

@@ -8,6 +8,7 @@
 
 #include "megamoe/communicator.h"
 #include "megamoe/error.h"
+#include "train/backend.h"
 #include "train/checkpoint.h"
 #include "train/dense_ops.h"
 #include "train/model.h"
@@ -37,11 +38,11 @@ struct Run {
 /// One rank's part of a run.
 class RankTrainer {
  public:
-  RankTrainer(const Run& run, Communicator& communicator)
+  RankTrainer(const Run& run, TrainBackend& backend)
       : run_(run),
-        communicator_(communicator),
-        model_(run.options, communicator),
-        gradient_norm_(run.options.model.num_experts, communicator) {
+        backend_(backend),
+        model_(run.options, backend),
+        gradient_norm_(run.options.model.num_experts, backend) {
     contexts_.resize(model_.max_tokens() * model_.context());
     targets_.resize(model_.max_tokens());
     if (!run.options.checkpoint_path.empty()) gatherer_ = std::make_unique<StateGatherer>(model_);
@@ -110,8 +111,9 @@ class RankTrainer {
 
     const double norm = gradient_norm_(model_.shared(), model_.experts());
     const double scale = clip_factor(norm, options.optimizer.clip_norm);
-    adamw_step(model_.shared(), options.optimizer, step_, scale);
-    adamw_step(model_.experts(), options.optimizer, step_, scale);
+    Operations& operations = backend_.operations();
+    adamw_step(operations, model_.shared(), options.optimizer, step_, scale);
+    adamw_step(operations, model_.experts(), options.optimizer, step_, scale);
     model_.parameters_changed();
     model_.update_selection_biases(options.model.bias_rate);
     return {
@@ -128,13 +130,14 @@ class RankTrainer {
   void save_checkpoint() {
     if (gatherer_ == nullptr) return;
     const Checkpoint checkpoint = gatherer_->gather(step_, run_.description);
-    if (communicator_.rank() == 0) write_checkpoint(run_.options.checkpoint_path, checkpoint);
+    Communicator& ranks = backend_.host_group();
+    if (ranks.rank() == 0) write_checkpoint(run_.options.checkpoint_path, checkpoint);
     // No rank goes on, or reports success, before the file is there.
-    communicator_.barrier("rank 0 to write a checkpoint", kDeadlineS);
+    ranks.barrier("rank 0 to write a checkpoint", kDeadlineS);
   }
 
   [[nodiscard]] Share my_share(std::int64_t count) const {
-    return items_of_rank(count, communicator_.rank(), communicator_.size());
+    return items_of_rank(count, backend_.host_group().rank(), backend_.host_group().size());
   }
   std::span<std::uint8_t> contexts(const Share& share) {
     return std::span(contexts_).first(share.count * model_.context());
@@ -144,7 +147,7 @@ class RankTrainer {
   }
 
   const Run& run_;
-  Communicator& communicator_;
+  TrainBackend& backend_;
   Model model_;
   GradientNorm gradient_norm_;
   std::unique_ptr<StateGatherer> gatherer_;
@@ -167,7 +170,8 @@ std::optional<Checkpoint> load_resumed(const TrainOptions& options,
 
 void run_rank(const Run& run, Communicator& communicator, const TrainCallbacks& callbacks) {
   const bool reports = communicator.rank() == 0;
-  RankTrainer trainer(run, communicator);
+  const std::unique_ptr<TrainBackend> backend = make_backend(run.options, communicator);
+  RankTrainer trainer(run, *backend);
   const Clock::time_point start = Clock::now();
   trainer.run_steps(reports ? callbacks.on_step : nullptr);
   FinalRecord record;
@@ -185,6 +189,7 @@ void run_rank(const Run& run, Communicator& communicator, const TrainCallbacks& 
 
 void train(const TrainOptions& options, const TrainCallbacks& callbacks) {
   validate(options);
+  require_backend(options.backend);
   const TextData text = TextData::load(options.text_path, options.model.context);
   const std::string description = describe_run(options, text);
   const std::optional<Checkpoint> resumed = load_resumed(options, description);

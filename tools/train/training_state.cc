@@ -33,16 +33,17 @@ std::size_t global_offset(const ParameterSlice& slice, int rank, int num_ranks) 
 
 StateGatherer::StateGatherer(Model& model)
     : model_(model),
-      heap_(model.communicator().allocate_symmetric(3 * model.experts().count() * sizeof(float),
-                                                    kDeadlineS)) {}
+      heap_(model.backend().host_group().allocate_symmetric(
+          3 * model.experts().count() * sizeof(float), kDeadlineS)) {}
 
 Checkpoint StateGatherer::gather(std::int64_t step, const std::string& description) {
-  Communicator& communicator = model_.communicator();
+  TrainBackend& backend = model_.backend();
+  Communicator& communicator = backend.host_group();
   ParameterGroup& experts = model_.experts();
   const std::size_t buffer_bytes = experts.count() * sizeof(float);
   std::byte* mine = heap_->peer(communicator.rank());
   for (const std::span<float> buffer : buffers_of(experts)) {
-    std::memcpy(mine, buffer.data(), buffer_bytes);
+    backend.download(mine, buffer.data(), buffer_bytes);
     mine += buffer_bytes;
   }
   communicator.barrier("the experts of all ranks for a checkpoint", kDeadlineS);
@@ -54,7 +55,9 @@ Checkpoint StateGatherer::gather(std::int64_t step, const std::string& descripti
     const int num_ranks = communicator.size();
     for (std::size_t i = 0; i < 3; ++i) {
       const std::span<float> shared = buffers_of(model_.shared())[i];
-      buffers_of(checkpoint.shared)[i]->assign(shared.begin(), shared.end());
+      std::vector<float>& all_shared = *buffers_of(checkpoint.shared)[i];
+      all_shared.resize(shared.size());
+      backend.download(all_shared.data(), shared.data(), shared.size_bytes());
       std::vector<float>& all_experts = *buffers_of(checkpoint.experts)[i];
       all_experts.resize(experts.count() * num_ranks);
       for (int rank = 0; rank < num_ranks; ++rank) {
@@ -66,7 +69,8 @@ Checkpoint StateGatherer::gather(std::int64_t step, const std::string& descripti
       }
     }
     for (MoeBlock& block : model_.blocks()) {
-      const std::span<float> bias = block.selection_bias();
+      std::vector<float> bias(block.num_experts());
+      backend.download(bias.data(), block.selection_bias(), bias.size() * sizeof(float));
       checkpoint.selection_bias.insert(checkpoint.selection_bias.end(), bias.begin(), bias.end());
     }
   }
@@ -75,11 +79,12 @@ Checkpoint StateGatherer::gather(std::int64_t step, const std::string& descripti
 }
 
 void restore_state(Model& model, const Checkpoint& checkpoint, const std::string& path) {
-  const int num_ranks = model.communicator().size();
+  TrainBackend& backend = model.backend();
+  const int num_ranks = backend.host_group().size();
   ParameterGroup& shared = model.shared();
   ParameterGroup& experts = model.experts();
   std::size_t num_biases = 0;
-  for (MoeBlock& block : model.blocks()) num_biases += block.selection_bias().size();
+  for (const MoeBlock& block : model.blocks()) num_biases += block.num_experts();
   if (checkpoint.shared.values.size() != shared.count() ||
       checkpoint.experts.values.size() != experts.count() * num_ranks ||
       checkpoint.selection_bias.size() != num_biases) {
@@ -87,19 +92,20 @@ void restore_state(Model& model, const Checkpoint& checkpoint, const std::string
                 "checkpoint " + path + ": has another number of parameters than this model");
   }
   for (std::size_t i = 0; i < 3; ++i) {
-    std::ranges::copy(*buffers_of(checkpoint.shared)[i], buffers_of(shared)[i].begin());
+    const std::span<float> to_shared = buffers_of(shared)[i];
+    backend.upload(to_shared.data(), buffers_of(checkpoint.shared)[i]->data(),
+                   to_shared.size_bytes());
     const std::vector<float>& all_experts = *buffers_of(checkpoint.experts)[i];
     for (const ParameterSlice& slice : experts.slices()) {
-      const std::size_t from = global_offset(slice, model.communicator().rank(), num_ranks);
-      std::copy_n(all_experts.begin() + static_cast<std::ptrdiff_t>(from), slice.count,
-                  buffers_of(experts)[i].begin() + static_cast<std::ptrdiff_t>(slice.offset));
+      const std::size_t from = global_offset(slice, backend.host_group().rank(), num_ranks);
+      backend.upload(buffers_of(experts)[i].data() + slice.offset, &all_experts[from],
+                     slice.count * sizeof(float));
     }
   }
-  auto next = checkpoint.selection_bias.begin();
+  const float* next = checkpoint.selection_bias.data();
   for (MoeBlock& block : model.blocks()) {
-    const std::span<float> bias = block.selection_bias();
-    std::copy_n(next, bias.size(), bias.begin());
-    next += static_cast<std::ptrdiff_t>(bias.size());
+    backend.upload(block.selection_bias(), next, block.num_experts() * sizeof(float));
+    next += block.num_experts();
   }
   model.parameters_changed();
 }
