@@ -9,8 +9,8 @@ void require_backend(Backend backend) {
   if (backend == Backend::cuda) require_cuda_backend();
 }
 
-std::unique_ptr<TrainBackend> make_backend(const TrainOptions& options, Communicator& host_group) {
-  return options.backend == Backend::cuda ? make_cuda_backend(options, host_group)
+std::unique_ptr<TrainBackend> make_backend(Backend backend, Communicator& host_group) {
+  return backend == Backend::cuda ? make_cuda_backend(host_group)
                                           : make_cpu_backend(host_group);
 }
 

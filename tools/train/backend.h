@@ -11,7 +11,6 @@
 #include "megamoe/layer.h"
 #include "train/block_router.h"
 #include "train/operations.h"
-#include "train/options.h"
 
 namespace megamoe::trainer {
 
@@ -54,7 +53,7 @@ void require_backend(Backend backend);
 
 /// The backend of one rank, whose host group is `host_group`. Collective. Throws as
 /// require_backend() and make_cuda_communicator() do.
-std::unique_ptr<TrainBackend> make_backend(const TrainOptions& options, Communicator& host_group);
+std::unique_ptr<TrainBackend> make_backend(Backend backend, Communicator& host_group);
 
 /// A fixed number of Ts in a backend's memory.
 template <class T>

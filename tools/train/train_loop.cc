@@ -170,7 +170,7 @@ std::optional<Checkpoint> load_resumed(const TrainOptions& options,
 
 void run_rank(const Run& run, Communicator& communicator, const TrainCallbacks& callbacks) {
   const bool reports = communicator.rank() == 0;
-  const std::unique_ptr<TrainBackend> backend = make_backend(run.options, communicator);
+  const std::unique_ptr<TrainBackend> backend = make_backend(run.options.backend, communicator);
   RankTrainer trainer(run, *backend);
   const Clock::time_point start = Clock::now();
   trainer.run_steps(reports ? callbacks.on_step : nullptr);

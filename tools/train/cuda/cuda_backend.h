@@ -15,7 +15,6 @@ namespace megamoe::trainer {
 void require_cuda_backend();
 
 /// Ranks have a device each, or all share the first where there are too few. Collective.
-std::unique_ptr<TrainBackend> make_cuda_backend(const TrainOptions& options,
-                                                Communicator& host_group);
+std::unique_ptr<TrainBackend> make_cuda_backend(Communicator& host_group);
 
 }  // namespace megamoe::trainer

@@ -13,8 +13,7 @@ namespace {
 }  // namespace
 
 void require_cuda_backend() { refuse(); }
-std::unique_ptr<TrainBackend> make_cuda_backend(const TrainOptions& /*options*/,
-                                                Communicator& /*host_group*/) {
+std::unique_ptr<TrainBackend> make_cuda_backend(Communicator& /*host_group*/) {
   refuse();
 }
 
