@@ -6,6 +6,7 @@
 #include <string>
 
 #include "command_fixture.h"
+#include "megamoe/cuda.h"
 
 namespace megamoe {
 namespace {
@@ -158,6 +159,32 @@ TEST_F(Command, SaysItsVersion) {
   const Outcome outcome = run("--version");
   EXPECT_EQ(outcome.exit_code, 0);
   EXPECT_EQ(outcome.out.rfind("megamoe ", 0), 0U) << outcome.out;
+}
+
+// Whatever is missing (CUDA in the build, a device, cuBLAS) is said before anything is read.
+TEST_F(Command, TrainSaysWhyItCannotRunOnGpus) {
+  if (num_cuda_devices() > 0) GTEST_SKIP() << "there is a CUDA device";
+  const auto text = directory_ / "text";
+  std::ofstream(text) << "A text that is long enough to be trained on.\n";
+  const Outcome outcome = run("train --backend cuda --text " + text.string());
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_NE(outcome.err.find("backend cuda: "), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("use the cpu backend"), std::string::npos) << outcome.err;
+  EXPECT_EQ(outcome.out, "");
+}
+
+TEST_F(Command, TrainNamesTheOptionsThatGpusRefuse) {
+  const auto expect_usage_error = [&](const std::string& arguments, const std::string& option) {
+    const Outcome outcome = run("train --backend cuda --text /etc/passwd " + arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << arguments;
+    EXPECT_NE(outcome.err.find(option + ": must be"), std::string::npos) << outcome.err;
+  };
+  expect_usage_error("--hidden 96", "--hidden");
+  expect_usage_error("--intermediate 8", "--intermediate");
+  expect_usage_error("--experts 1024", "--experts");
+  expect_usage_error("--experts 32 --top-k 17", "--top-k");
+  expect_usage_error("--ranks 3", "--experts");
+  EXPECT_EQ(run("train --backend gpu --text /etc/passwd").exit_code, 2);
 }
 
 TEST_F(Command, TrainRefusesATextWithoutAnEnd) {

@@ -193,6 +193,16 @@ TEST(TrainLoop, AModelWithoutStepsLeftIsOnlySampled) {
   EXPECT_EQ(sampled.final_record.sample, trained.final_record.sample);
 }
 
+TEST(TrainLoop, ARestoredStateIsSavedAgainAsTheSameBytes) {
+  const TemporaryDirectory directory;
+  TrainOptions options = tiny_options(directory);
+  options.checkpoint_path = directory.file("a.ckpt");
+  train(options, {});
+  const std::string saved_again = directory.file("b.ckpt");
+  save_again(options, options.checkpoint_path, saved_again, 2);
+  EXPECT_EQ(read_whole_file(saved_again), read_whole_file(options.checkpoint_path));
+}
+
 /// Runs what must fail before its first step, and returns the message.
 template <class Exception>
 std::string refusal(const TrainOptions& options) {

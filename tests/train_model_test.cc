@@ -18,7 +18,9 @@ namespace {
 class Probe {
  public:
   Probe(const TrainOptions& options, Communicator& communicator)
-      : model_(options, communicator), batch_(options.batch) {
+      : backend_(make_backend(options.backend, communicator)),
+        model_(options, *backend_),
+        batch_(options.batch) {
     const Share share = items_of_rank(options.batch, communicator.rank(), communicator.size());
     contexts_.resize(share.count * options.model.context);
     targets_.resize(share.count);
@@ -27,6 +29,16 @@ class Probe {
   }
 
   Model& model() { return model_; }
+
+  /// Copies of a tensor, wherever the backend has it.
+  std::vector<float> download(const float* values, std::size_t count) {
+    std::vector<float> copy(count);
+    backend_->download(copy.data(), values, count * sizeof(float));
+    return copy;
+  }
+  void upload(float* values, const std::vector<float>& copy) {
+    backend_->upload(values, copy.data(), copy.size() * sizeof(float));
+  }
 
   /// Mean over the batch of all ranks.
   double loss() {
@@ -43,6 +55,7 @@ class Probe {
   }
 
  private:
+  std::unique_ptr<TrainBackend> backend_;
   Model model_;
   std::int64_t batch_;
   std::vector<std::uint8_t> contexts_;
@@ -63,9 +76,8 @@ TrainOptions smooth_options(const TemporaryDirectory& directory) {
 void expect_gradient_matches_slope(Probe& probe, ParameterGroup& group, const ParameterSlice& slice,
                                    int num_parts, Communicator& communicator) {
   probe.compute_gradients();
-  float* values = group.values(slice);
-  const std::vector<float> kept(values, values + slice.count);
-  const std::vector<float> gradient(group.gradients(slice), group.gradients(slice) + slice.count);
+  const std::vector<float> kept = probe.download(group.values(slice), slice.count);
+  const std::vector<float> gradient = probe.download(group.gradients(slice), slice.count);
   double square_norm = std::inner_product(gradient.begin(), gradient.end(), gradient.begin(), 0.0);
   if (num_parts > 1) {
     std::vector<double> all(communicator.size());
@@ -76,11 +88,13 @@ void expect_gradient_matches_slope(Probe& probe, ParameterGroup& group, const Pa
   constexpr double kLossChange = 0.01;
   const auto step = static_cast<float>(kLossChange / square_norm);
   const auto loss_at = [&](float distance) {
-    for (std::size_t i = 0; i < slice.count; ++i) values[i] = kept[i] + distance * gradient[i];
+    std::vector<float> moved = kept;
+    for (std::size_t i = 0; i < slice.count; ++i) moved[i] += distance * gradient[i];
+    probe.upload(group.values(slice), moved);
     return probe.loss();
   };
   const double slope = (loss_at(step) - loss_at(-step)) / (2 * kLossChange);
-  std::copy(kept.begin(), kept.end(), values);
+  probe.upload(group.values(slice), kept);
   EXPECT_NEAR(slope, 1.0, 0.05) << slice.name << " on " << communicator.size() << " ranks";
 }
 
@@ -114,8 +128,7 @@ TEST(TrainModel, AuxiliaryLossReachesTheRouter) {
       Probe probe(options, communicator);
       probe.compute_gradients();
       const ParameterSlice slice = probe.model().blocks()[0].parameters().router_weight;
-      const float* values = probe.model().shared().gradients(slice);
-      gradient.assign(values, values + slice.count);
+      gradient = probe.download(probe.model().shared().gradients(slice), slice.count);
     });
     return gradient;
   };
@@ -128,10 +141,10 @@ TEST(TrainModel, InitialParametersDoNotDependOnTheNumberOfRanks) {
   const auto initial = [&](int num_ranks) {
     std::vector<std::vector<float>> gates(num_ranks);
     run_ranks(num_ranks, [&](Communicator& communicator) {
-      Model model(options, communicator);
-      const ParameterSlice slice = model.blocks()[1].parameters().gate;
-      const float* values = model.experts().values(slice);
-      gates[communicator.rank()].assign(values, values + slice.count);
+      Probe probe(options, communicator);
+      const ParameterSlice slice = probe.model().blocks()[1].parameters().gate;
+      gates[communicator.rank()] =
+          probe.download(probe.model().experts().values(slice), slice.count);
     });
     std::vector<float> all;
     for (const auto& gate : gates) all.insert(all.end(), gate.begin(), gate.end());

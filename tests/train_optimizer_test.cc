@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "megamoe/communicator.h"
+#include "train/backend.h"
 #include "train/optimizer.h"
 #include "train/sampler.h"
 #include "train/sharding.h"
@@ -25,15 +26,18 @@ OptimizerOptions plain_options() {
 }
 
 TEST(TrainOptimizer, TwoStepsOfAdamWByHand) {
+  const auto ranks = make_thread_communicators(1);
+  const auto backend = make_backend(Backend::cpu, *ranks[0]);
   ParameterGroup group;
   const ParameterSlice weight = group.add("weight", 1, WeightDecay::applies);
   const ParameterSlice norm = group.add("norm", 1, WeightDecay::none);
+  group.allocate(*backend);
   *group.values(weight) = 2.0F;
   *group.values(norm) = 2.0F;
   // Step 1, gradient 4 * 0.5: m = 0.1 * 2, v = 0.01 * 4; corrected they are 2 and 4; their ratio 1.
   *group.gradients(weight) = 4.0F;
   *group.gradients(norm) = 4.0F;
-  adamw_step(group, plain_options(), 1, 0.5);
+  adamw_step(backend->operations(), group, plain_options(), 1, 0.5);
   EXPECT_NEAR(*group.values(weight), 2.0 - 0.1 * (1.0 + 0.5 * 2.0), 1e-6);
   EXPECT_NEAR(*group.values(norm), 2.0 - 0.1, 1e-6);
   EXPECT_NEAR(group.first_moments()[0], 0.2, 1e-7);
@@ -42,7 +46,7 @@ TEST(TrainOptimizer, TwoStepsOfAdamWByHand) {
   // corrected m = 0.08 / 0.19, v = 0.0496 / 0.0199.
   *group.gradients(weight) = -1.0F;
   *group.gradients(norm) = -1.0F;
-  adamw_step(group, plain_options(), 2, 1.0);
+  adamw_step(backend->operations(), group, plain_options(), 2, 1.0);
   const double update = (0.08 / 0.19) / std::sqrt(0.0496 / 0.0199);
   EXPECT_NEAR(*group.values(weight), 1.8 - 0.1 * (update + 0.5 * 1.8), 1e-6);
   EXPECT_NEAR(*group.values(norm), 1.9 - 0.1 * update, 1e-6);
@@ -67,14 +71,17 @@ TEST(TrainOptimizer, RateRisesThenFallsToATenthAndStays) {
 
 TEST(TrainOptimizer, NormCountsSharedOnceAndExpertsOfEveryRank) {
   run_ranks(3, [](Communicator& communicator) {
+    const auto backend = make_backend(Backend::cpu, communicator);
     ParameterGroup shared;
     ParameterGroup experts;
     const ParameterSlice a = shared.add("a", 1, WeightDecay::applies);
     const ParameterSlice b = experts.add("b", 4, WeightDecay::applies);  // of two experts
+    shared.allocate(*backend);
+    experts.allocate(*backend);
     *shared.gradients(a) = 3.0F;
     experts.gradients(b)[1] = static_cast<float>(communicator.rank());  // 0, 1, 2
     experts.gradients(b)[2] = 1.0F;
-    GradientNorm norm(6, communicator);
+    GradientNorm norm(6, *backend);
     EXPECT_DOUBLE_EQ(norm(shared, experts), std::sqrt(9.0 + 5.0 + 3.0));
   });
 }

@@ -19,7 +19,7 @@ struct TrainArguments {
   TrainOptions options;
   std::string mode = "saved";
   std::string overlap = "on";
-  std::string backend = "cpu";  // the only one whose tensors lie in host memory
+  std::string backend = "cpu";
   bool prints_json = false;
 };
 
@@ -27,8 +27,8 @@ constexpr const char* kDescription =
     R"(Train a small byte-level Mixture-of-Experts language model on a text file.
 
 The model predicts each byte from the bytes before it. Its experts are spread over the ranks, which
-are threads of this process; the rest of the model is on every rank, and each rank works on its part
-of every batch. The last tenth of the text (at most 64 KiB) is never trained on; the loss on it is
+are threads of this process (with --backend cuda each with a GPU, or all with the first where there
+are too few); the rest of the model is on every rank, and each rank works on its part of every batch. The last tenth of the text (at most 64 KiB) is never trained on; the loss on it is
 printed at the end beside that of guessing by the frequency of bytes (unigram). All losses are in
 nats a byte: ln 256 = 5.55 is what a model that knows nothing has.)";
 
@@ -38,6 +38,8 @@ constexpr const char* kExamples = R"(Examples:
   Train for longer, keep a log and a checkpoint, then go on from the checkpoint:
     megamoe train --text book.txt --steps 600 --log book.jsonl --checkpoint book.ckpt
     megamoe train --text book.txt --steps 900 --log book.jsonl --resume book.ckpt
+  On two GPUs; checkpoints are the same as the CPU's:
+    megamoe train --text book.txt --steps 600 --backend cuda --ranks 2
   Write more text with a trained model (no step is left to take):
     megamoe train --text book.txt --steps 600 --resume book.ckpt --sample-bytes 2000
 
@@ -117,7 +119,7 @@ void add_optimizer_options(CLI::App& command, TrainOptions& options) {
 }
 
 void add_layer_options(CLI::App& command, TrainArguments& arguments) {
-  const std::string group = "Layer (these change speed and memory, not results)";
+  const std::string group = "Layer (but for --backend these change speed and memory, not results)";
   command
       .add_option("--mode", arguments.mode,
                   "saved: keep products for the backward pass; recompute: do them again")
@@ -126,12 +128,15 @@ void add_layer_options(CLI::App& command, TrainArguments& arguments) {
   command.add_option("--overlap", arguments.overlap, "Communication under computation")
       ->check(CLI::IsMember({"on", "off"}))
       ->group(group);
-  command.add_option("--backend", arguments.backend, "What runs the layer")
-      ->check(CLI::IsMember({"cpu"}))
+  command
+      .add_option("--backend", arguments.backend,
+                  "cpu, or cuda: every part of a step on GPUs; needs cuBLAS, and --hidden and "
+                  "--intermediate that 64 divides. Losses are the CPU's but for rounding")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
       ->group(group);
   command
       .add_option("--threads", arguments.options.num_threads,
-                  "Threads of a rank's experts; 0 divides the cores among the ranks")
+                  "Threads of a rank's experts on the CPU; 0 divides the cores among the ranks")
       ->group(group);
 }
 
@@ -159,6 +164,7 @@ void run(const TrainArguments& arguments) {
   TrainOptions options = arguments.options;
   options.memory_mode = arguments.mode == "saved" ? MemoryMode::saved : MemoryMode::recompute;
   options.overlap = arguments.overlap == "on" ? Overlap::on : Overlap::off;
+  options.backend = arguments.backend == "cuda" ? Backend::cuda : Backend::cpu;
   trainer::TrainCallbacks callbacks;
   if (arguments.prints_json) {
     const auto print_json = [](const auto& record) {

@@ -67,6 +67,19 @@ void validate_optimizer(const OptimizerOptions& optimizer) {
   require_in(optimizer.decay_steps, 1, kMaxCount, "--decay-steps");
 }
 
+/// What the kernels take (docs/cuda.md), by the names that users know.
+void validate_for_cuda(const ModelOptions& model) {
+  constexpr std::int64_t kMultiple = 64;
+  const auto require_multiple = [](std::int64_t value, const char* option) {
+    require(value % kMultiple == 0, option,
+            "must be a multiple of 64 with --backend cuda, is " + std::to_string(value));
+  };
+  require_multiple(model.hidden_dim, "--hidden");
+  require_multiple(model.intermediate_dim, "--intermediate");
+  require(model.num_experts <= 512, "--experts", "must be at most 512 with --backend cuda");
+  require(model.top_k <= 16, "--top-k", "must be at most 16 with --backend cuda");
+}
+
 /// Whether both name one file, which need not exist yet.
 bool is_same_file(const std::string& a, const std::string& b) {
   if (a.empty() || b.empty()) return false;
@@ -106,6 +119,7 @@ void validate(const TrainOptions& options) {
   require_in(options.sample_bytes, 0, 1 << 20, "--sample-bytes");
   require_at_least(options.temperature, 0, "--temperature");
   validate_model(options.model);
+  if (options.backend == Backend::cuda) validate_for_cuda(options.model);
   validate_optimizer(options.optimizer);
   require(options.model.num_experts % options.num_ranks == 0, "--experts",
           "must be divisible by --ranks: " + std::to_string(options.model.num_experts) +
