@@ -156,8 +156,10 @@ struct Tensor {
 
 class TrainCudaOperations : public testing::Test {
  protected:
-  TrainCudaOperations()
-      : ranks_(make_thread_communicators(1)), backend_(make_backend(Backend::cuda, *ranks_[0])) {}
+  void SetUp() override {
+    ranks_ = make_thread_communicators(1);
+    backend_ = make_backend(Backend::cuda, *ranks_[0]);
+  }
 
   Tensor<float> normal(std::int64_t count) {
     std::normal_distribution<float> distribution;
