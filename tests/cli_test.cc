@@ -92,6 +92,39 @@ TEST_F(Command, BenchNamesTheOptionThatIsWrong) {
   expect_usage_error("--repeats many", "--repeats");
 }
 
+TEST_F(Command, BenchTimesAStepThroughAStackOfLayers) {
+  const auto path = directory_ / "records.json";
+  const Outcome outcome =
+      run("bench --step --layers 3 --shape qwen3-30b/16 --tokens 5 --ranks 2 --threads 1 --repeats 2 "
+          "--weight-gradients accumulate-fp32 --json " +
+          path.string());
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto records = nlohmann::json::parse(read_file(path));
+  ASSERT_EQ(records.size(), 1U) << "the CPU has one order of a call";
+  const auto& record = records.at(0);
+  EXPECT_EQ(record.at("benchmark"), "step");
+  EXPECT_EQ(record.at("layers"), 3);
+  EXPECT_EQ(record.at("weight_gradients"), "accumulate_fp32");
+  const double step_ms = record.at("step_ms");
+  const double one_layer_ms = record.at("one_layer_ms");
+  EXPECT_GT(one_layer_ms, 0.0);
+  EXPECT_DOUBLE_EQ(record.at("layer_ms"), step_ms / 3);
+  EXPECT_DOUBLE_EQ(record.at("step_over_layers_alone"), step_ms / (3 * one_layer_ms));
+  // H = 128, I = 48, four of eight experts a rank, three matrices, three layers.
+  const std::int64_t weights = 3 * 3 * 4 * 128 * 48;
+  EXPECT_EQ(record.at("state_bytes").at("weights"), weights * 2);
+  EXPECT_EQ(record.at("state_bytes").at("weight_gradients"), weights * 4);
+  EXPECT_EQ(record.at("state_bytes").at("activations"), (3 + 4) * 5 * 128 * 2);
+}
+
+TEST_F(Command, BenchRefusesAStepThatDoesNotFit) {
+  const Outcome outcome =
+      run("bench --step --layers 1000 --shape deepseek-v3 --tokens 8192 --ranks 2 --repeats 1");
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_NE(outcome.err.find("GB a rank (weights"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("--layers"), std::string::npos) << outcome.err;
+}
+
 TEST_F(Command, BenchRefusesAnUnwritableFileBeforeItMeasures) {
   const std::string path = (directory_ / "no_such_folder" / "records.json").string();
   const Outcome outcome = run("bench --json " + path);

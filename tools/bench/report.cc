@@ -13,8 +13,6 @@ namespace {
 
 double gflops(double flops, double ms) { return flops / ms * 1e-6; }
 
-const char* to_text(MemoryMode mode) { return mode == MemoryMode::saved ? "saved" : "recompute"; }
-
 void print_pass(const char* name, const SamplesMs& samples_ms, double flops,
                 const Ceiling& ceiling) {
   const Summary summary = summarize(samples_ms);
@@ -43,7 +41,23 @@ double rank_tflops(double flops, double ms, int num_ranks) {
   return gflops(flops, ms) * 1e-3 / num_ranks;
 }
 
-// The parts that records of both backends have in common, in the order of their members.
+}  // namespace
+
+const char* to_text(MemoryMode mode) { return mode == MemoryMode::saved ? "saved" : "recompute"; }
+
+const char* to_text(WeightGradientMode mode) {
+  switch (mode) {
+    case WeightGradientMode::store_bf16:
+      return "store_bf16";
+    case WeightGradientMode::store_fp32:
+      return "store_fp32";
+    case WeightGradientMode::accumulate_fp32:
+      return "accumulate_fp32";
+  }
+  return "unknown";
+}
+
+// The parts that records have in common, in the order of their members.
 
 void append_layer(nlohmann::ordered_json& record, const std::string& shape_name,
                   const MoeShape& shape, int num_ranks) {
@@ -55,6 +69,8 @@ void append_layer(nlohmann::ordered_json& record, const std::string& shape_name,
   record["tokens_per_rank"] = shape.max_tokens;
   record["ranks"] = num_ranks;
 }
+
+namespace {
 
 template <class Result>
 void append_times(nlohmann::ordered_json& record, const Result& result, const SamplesMs& forward_ms,
@@ -72,6 +88,8 @@ void append_times(nlohmann::ordered_json& record, const Result& result, const Sa
       rank_tflops(backward_flops(result.num_rows, shape), backward.median_ms, result.num_ranks);
 }
 
+}  // namespace
+
 void append_run(nlohmann::ordered_json& record, const RunInfo& run, const std::string& hardware) {
   const tools::BuildInfo build = tools::build_info();
   record["commit"] = build.commit;
@@ -82,8 +100,6 @@ void append_run(nlohmann::ordered_json& record, const RunInfo& run, const std::s
   record["command"] = run.command;
   record["run"] = run.run;
 }
-
-}  // namespace
 
 RunInfo run_info(std::string command) {
   const std::time_t now = std::time(nullptr);
@@ -157,18 +173,6 @@ void print_cuda_pass(const CudaLayerResult& result, const char* name, const Samp
   std::printf("\n           ");
   for (const auto& [stage, ms] : stages_ms) std::printf(" %s %.3f", stage.c_str(), ms);
   std::printf("\n");
-}
-
-const char* to_text(WeightGradientMode mode) {
-  switch (mode) {
-    case WeightGradientMode::store_bf16:
-      return "store_bf16";
-    case WeightGradientMode::store_fp32:
-      return "store_fp32";
-    case WeightGradientMode::accumulate_fp32:
-      return "accumulate_fp32";
-  }
-  return "unknown";
 }
 
 }  // namespace

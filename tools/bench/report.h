@@ -52,6 +52,14 @@ struct RunInfo {
 
 RunInfo run_info(std::string command);
 
+/// As records spell them.
+const char* to_text(MemoryMode mode);
+const char* to_text(WeightGradientMode mode);
+/// Members that all records have.
+void append_layer(nlohmann::ordered_json& record, const std::string& shape_name,
+                  const MoeShape& shape, int num_ranks);
+void append_run(nlohmann::ordered_json& record, const RunInfo& run, const std::string& hardware);
+
 void print_ceiling(const Ceiling& ceiling);
 void print_result(const LayerResult& result, const Ceiling& ceiling);
 nlohmann::ordered_json to_record(const LayerResult& result, const Ceiling& ceiling,

@@ -10,6 +10,7 @@
 
 #include "bench/product_bench.h"
 #include "bench/report.h"
+#include "bench/step_report.h"
 #include "commands/commands.h"
 #include "common/json_file.h"
 #include "common/machine.h"
@@ -28,6 +29,8 @@ struct BenchOptions {
   std::string overlap = "on";
   std::string weight_gradients = "store-bf16";
   int num_repeats = 7;
+  bool times_steps = false;
+  std::int64_t num_layers = 4;
   std::uint64_t seed = 1;
   std::string json_path;
 };
@@ -36,7 +39,10 @@ constexpr const char* kFooter =
     "Each pass is timed from the moment that all ranks are ready until the last has finished:\n"
     "median and [fastest, slowest]. GFLOP/s are 6*N*H*I (forward) and 12*N*H*I (backward) of all\n"
     "ranks together, N rows; also with --mode recompute, which does 16. Routing is uniform.\n"
-    "  megamoe bench --shape qwen3-30b --tokens 1024 --ranks 4 --json result.json";
+    "  megamoe bench --shape qwen3-30b --tokens 1024 --ranks 4 --json result.json\n"
+    "With --step, forward through --layers layers and backward through them, each with weights and\n"
+    "gradients of its own, with and without overlap on cuda, beside one of the layers alone:\n"
+    "  megamoe bench --step --layers 4 --shape qwen3-30b --tokens 8192 --backend cuda";
 
 /// Throws what CLI11 reports as wrong usage of `option`.
 [[noreturn]] void refuse(const std::string& option, const std::string& message) {
@@ -136,6 +142,45 @@ nlohmann::ordered_json run_on_cuda(const BenchOptions& options, const Layers& la
   return records;
 }
 
+bench::StepResult measure_step(const BenchOptions& options, const std::string& name,
+                               const LayerConfig& config) {
+  const bench::StepProblem problem = {config, options.num_layers, routing_of(options, config)};
+  const auto time = config.backend == Backend::cuda ? bench::time_step_on_cuda
+                                                    : bench::time_step_on_cpu;
+  return {name,
+          config,
+          options.num_ranks,
+          options.num_layers,
+          num_rows_of(options, config),
+          bench::step_state(config, options.num_ranks, options.num_layers),
+          time(problem, options.num_repeats)};
+}
+
+/// The CPU has one order of a call; on GPUs both are timed.
+nlohmann::ordered_json run_steps(const BenchOptions& options, const Layers& layers,
+                                 const bench::RunInfo& run) {
+  const bool on_cuda = options.backend == "cuda";
+  const double dense_tflops = on_cuda ? bench::dense_tflops(options.num_ranks) : 0.0;
+  const std::string hardware =
+      on_cuda ? std::to_string(options.num_ranks) + " x " + bench::cuda_device_name()
+              : processor_name() + ", " + std::to_string(num_cpu_threads()) + " threads";
+  std::printf("%s\n", hardware.c_str());
+  nlohmann::ordered_json records = nlohmann::ordered_json::array();
+  for (const auto& [name, layer] : layers) {
+    for (const Overlap overlap : {Overlap::on, Overlap::off}) {
+      if (!on_cuda && overlap == Overlap::off) continue;
+      LayerConfig config = layer;
+      config.backend = on_cuda ? Backend::cuda : Backend::cpu;
+      config.overlap = overlap;
+      const bench::StepResult result = measure_step(options, name, config);
+      bench::print_step(result, dense_tflops);
+      std::fflush(stdout);
+      records.push_back(bench::to_step_record(result, dense_tflops, run, hardware));
+    }
+  }
+  return records;
+}
+
 void run_bench(const BenchOptions& options, const std::string& command_line) {
   // Every option is checked before the first measurement.
   Layers layers;
@@ -151,7 +196,8 @@ void run_bench(const BenchOptions& options, const std::string& command_line) {
   if (!options.json_path.empty()) json_file.emplace(options.json_path);
 
   const bench::RunInfo run = bench::run_info(command_line);
-  const nlohmann::ordered_json records = options.backend == "cuda"
+  const nlohmann::ordered_json records = options.times_steps ? run_steps(options, layers, run)
+                                         : options.backend == "cuda"
                                              ? run_on_cuda(options, layers, run)
                                              : run_on_cpu(options, layers, run);
   if (json_file) json_file->write(records);
@@ -200,6 +246,11 @@ void add_bench_command(CLI::App& app, const std::string& command_line) {
       ->add_option("--mode", options->mode,
                    "What forward keeps for backward: saved (g and u) or recompute (neither)")
       ->check(CLI::IsMember({"saved", "recompute"}))
+      ->capture_default_str();
+  command->add_flag("--step", options->times_steps,
+                    "Time a training step through a stack of layers in place of one layer");
+  command->add_option("--layers", options->num_layers, "Layers of the stack (--step)")
+      ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   command->add_option("--repeats", options->num_repeats, "Timed passes, after one that is not")
       ->check(CLI::Range(1, 10000))
