@@ -94,10 +94,10 @@ TEST_F(Command, BenchNamesTheOptionThatIsWrong) {
 
 TEST_F(Command, BenchTimesAStepThroughAStackOfLayers) {
   const auto path = directory_ / "records.json";
-  const Outcome outcome =
-      run("bench --step --layers 3 --shape qwen3-30b/16 --tokens 5 --ranks 2 --threads 1 --repeats 2 "
-          "--weight-gradients accumulate-fp32 --json " +
-          path.string());
+  const Outcome outcome = run(
+      "bench --step --layers 3 --shape qwen3-30b/16 --tokens 5 --ranks 2 --threads 1 --repeats 2 "
+      "--weight-gradients accumulate-fp32 --json " +
+      path.string());
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const auto records = nlohmann::json::parse(read_file(path));
   ASSERT_EQ(records.size(), 1U) << "the CPU has one order of a call";

@@ -23,3 +23,15 @@ run_tests() {
   shift 3
   ctest --preset "$preset" -j "$jobs" --no-tests=error --output-junit "$PWD/$junit" "$@"
 }
+
+# find_nvcc: the path of nvcc 13, on PATH or where NVIDIA's packages put it.
+find_nvcc() {
+  local nvcc
+  for nvcc in "$(command -v nvcc || true)" /usr/local/cuda/bin/nvcc /usr/local/cuda-13*/bin/nvcc; do
+    if [[ -x $nvcc ]] && "$nvcc" --version | grep -q 'release 13\.'; then
+      printf '%s' "$nvcc"
+      return 0
+    fi
+  done
+  return 1
+}

@@ -95,15 +95,3 @@ stage_cuda() {
     ctest --test-dir build/cuda/tests/gpu --output-on-failure --no-tests=error \
       --output-junit "$PWD/build/logs/cuda.xml"
 }
-
-# find_nvcc: the path of nvcc 13, on PATH or where NVIDIA's packages put it.
-find_nvcc() {
-  local nvcc
-  for nvcc in "$(command -v nvcc || true)" /usr/local/cuda/bin/nvcc /usr/local/cuda-13*/bin/nvcc; do
-    if [[ -x $nvcc ]] && "$nvcc" --version | grep -q 'release 13\.'; then
-      printf '%s' "$nvcc"
-      return 0
-    fi
-  done
-  return 1
-}

@@ -134,10 +134,10 @@ OnDevice run_on_device(const Problem& problem, Overlap overlap) {
   const ExpertWeights experts = {tensor_view(gate.data(), {E, I, H}),
                                  tensor_view(up.data(), {E, I, H}),
                                  tensor_view(down.data(), {E, H, I})};
-  const CallContext call = layer.forward(
-      {tensor_view(x.data(), {T, H}), tensor_view(ids.data(), {T, K}),
-       tensor_view(weights.data(), {T, K}), experts},
-      {tensor_view(y.data(), {T, H})}, backend.stream());
+  const CallContext call =
+      layer.forward({tensor_view(x.data(), {T, H}), tensor_view(ids.data(), {T, K}),
+                     tensor_view(weights.data(), {T, K}), experts},
+                    {tensor_view(y.data(), {T, H})}, backend.stream());
   layer.backward(call, {tensor_view(x.data(), {T, H}), tensor_view(dy.data(), {T, H}), experts},
                  {tensor_view(dx.data(), {T, H}),
                   tensor_view(d_weights.data(), {T, K}),
@@ -166,8 +166,8 @@ class TrainCudaGradient : public testing::TestWithParam<Overlap> {};
 
 // The oracle's loss is differentiated by central differences along the oracle's own gradient and
 // along a random direction; that is what the oracle's gradients are worth. The GPU's gradients may
-// differ from them by twice what the contract's roundings to bf16 do (or the rounding of fp32 sums),
-// and their slope along the gradient by as much.
+// differ from them by twice what the contract's roundings to bf16 do (or the rounding of fp32
+// sums), and their slope along the gradient by as much.
 TEST_P(TrainCudaGradient, ThroughRouterAndLayerIsTheSlopeOfTheOraclesLoss) {
   ProblemSpec spec;
   spec.tokens_per_rank = {96};

@@ -15,8 +15,8 @@ namespace megamoe::trainer {
 namespace {
 
 /// Copies one checkpoint to another, with every weight off by about one part in 2^23.
-void perturb_checkpoint(const TrainOptions& options, const std::string& from,
-                        const std::string& to, unsigned seed) {
+void perturb_checkpoint(const TrainOptions& options, const std::string& from, const std::string& to,
+                        unsigned seed) {
   const TextData text = TextData::load(options.text_path, options.model.context);
   Checkpoint checkpoint = read_checkpoint(from, describe_run(options, text));
   std::mt19937_64 engine(seed);
@@ -74,9 +74,10 @@ TEST(TrainCuda, LossesAreThoseOfTheCpuAsFarAsRoundingAllows) {
     for (std::size_t i = 0; i < allowed.size(); ++i) {
       EXPECT_LE(difference[i], 2 * allowed[i]) << "step " << i + 2 << ", " << num_ranks << " ranks";
     }
-    std::printf("largest difference to the CPU on %d ranks: %.1e at step 10, %.1e at 40; a "
-                "rounding of the weights: %.1e, %.1e\n",
-                num_ranks, difference[8], difference.back(), allowed[8], allowed.back());
+    std::printf(
+        "largest difference to the CPU on %d ranks: %.1e at step 10, %.1e at 40; a "
+        "rounding of the weights: %.1e, %.1e\n",
+        num_ranks, difference[8], difference.back(), allowed[8], allowed.back());
   }
 }
 
@@ -270,8 +271,8 @@ TEST_F(TrainCudaOperations, RmsNorm) {
   add_rms_norm_gradients(kTokens, kHidden, x.wide().data(), weight.wide().data(),
                          expected_rms.data(), dy.wide().data(), expected_dx.data(),
                          expected_d_weight.data());
-  operations().add_rms_norm_gradients(kTokens, kHidden, x.data(), weight.data(),
-                                      inverse_rms.data(), dy.data(), dx.data(), d_weight.data());
+  operations().add_rms_norm_gradients(kTokens, kHidden, x.data(), weight.data(), inverse_rms.data(),
+                                      dy.data(), dx.data(), d_weight.data());
   expect_close(dx.download(), expected_dx, 4, "dx");
   expect_close(d_weight.download(), expected_d_weight, kTokens, "d_weight");
 }

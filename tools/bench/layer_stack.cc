@@ -30,9 +30,8 @@ StepState step_state(const LayerConfig& config, int num_ranks, std::int64_t num_
   const std::int64_t matrices = is_gated(config.activation.kind) ? 3 : 2;
   const std::int64_t weight_count = num_layers * matrices * (shape.num_experts / num_ranks) *
                                     shape.intermediate_dim * shape.hidden_dim;
-  const std::int64_t kept_rows = config.memory_mode == MemoryMode::saved
-                                     ? resolved_saved_row_capacity(config, num_ranks)
-                                     : 0;
+  const std::int64_t kept_rows =
+      config.memory_mode == MemoryMode::saved ? resolved_saved_row_capacity(config, num_ranks) : 0;
   return {
       .weights = weight_count * kBf16Bytes,
       .weight_gradients = weight_count * gradient_bytes(config),
@@ -78,8 +77,8 @@ LayerStack::LayerStack(const LayerConfig& config, std::int64_t num_layers, Commu
   memory.upload(ids_TK_.get(), ids_TK.data(), T_ * K_ * 4);
   // silu(g) * u of unit normal g and u has a deviation of 0.6; so has o, and y is a sum of K of
   // them. With these weights it has 1, and every layer sees numbers like the first one's.
-  const std::vector<float> weights(T_ * K_,
-                                   static_cast<float>(1.0 / (0.6 * std::sqrt(static_cast<double>(K_)))));
+  const std::vector<float> weights(
+      T_ * K_, static_cast<float>(1.0 / (0.6 * std::sqrt(static_cast<double>(K_)))));
   weights_TK_ = memory.allocate(T_ * K_ * 4);
   memory.upload(weights_TK_.get(), weights.data(), T_ * K_ * 4);
   d_weights_TK_ = memory.allocate(T_ * K_ * 4);

@@ -80,9 +80,9 @@ class LayerStack {
   DType gradient_dtype_;
   StackMemory& memory_;
   Workspace workspace_;
-  std::vector<Tensor> x_TH_;   // L + 1
-  Tensor dy_TH_;               // of the last layer
-  Tensor gradients_TH_[2];     // dx of a layer is dy of the one before it
+  std::vector<Tensor> x_TH_;  // L + 1
+  Tensor dy_TH_;              // of the last layer
+  Tensor gradients_TH_[2];    // dx of a layer is dy of the one before it
   Tensor ids_TK_, weights_TK_, d_weights_TK_;
   std::vector<OneLayer> layers_;
 };

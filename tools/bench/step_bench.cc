@@ -21,8 +21,7 @@ double ms_between(Clock::time_point start, Clock::time_point end) {
 class HostMemory final : public StackMemory {
  public:
   std::shared_ptr<std::byte> allocate(std::int64_t bytes) override {
-    return {new std::byte[static_cast<std::size_t>(bytes)](),
-            std::default_delete<std::byte[]>()};
+    return {new std::byte[static_cast<std::size_t>(bytes)](), std::default_delete<std::byte[]>()};
   }
   void upload(std::byte* to, const void* host, std::int64_t bytes) override {
     std::memcpy(to, host, static_cast<std::size_t>(bytes));

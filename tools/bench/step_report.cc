@@ -8,8 +8,9 @@ namespace {
 /// Of all layers, a rank's share: 18*N*H*I for each, also where products are computed again.
 double step_tflops(const StepResult& result, double step_ms) {
   const MoeShape& shape = result.config.shape;
-  const double flops = static_cast<double>(result.num_layers) *
-                       (forward_flops(result.num_rows, shape) + backward_flops(result.num_rows, shape));
+  const double flops =
+      static_cast<double>(result.num_layers) *
+      (forward_flops(result.num_rows, shape) + backward_flops(result.num_rows, shape));
   return flops / step_ms * 1e-9 / result.num_ranks;
 }
 
@@ -29,11 +30,12 @@ void print_step(const StepResult& result, double dense_tflops) {
       shape.num_experts, shape.top_k, result.num_ranks, static_cast<long long>(shape.max_tokens),
       to_text(result.config.memory_mode), to_text(result.config.weight_gradient_mode),
       overlaps(result) ? "overlap on" : "overlap off");
-  std::printf("  a rank: %.2f GB (weights %.2f, gradients %.2f, activations %.2f, g and u %.2f, "
-              "workspace %.2f)\n",
-              gigabytes(result.state.total()), gigabytes(result.state.weights),
-              gigabytes(result.state.weight_gradients), gigabytes(result.state.activations),
-              gigabytes(result.state.kept), gigabytes(result.state.workspace));
+  std::printf(
+      "  a rank: %.2f GB (weights %.2f, gradients %.2f, activations %.2f, g and u %.2f, "
+      "workspace %.2f)\n",
+      gigabytes(result.state.total()), gigabytes(result.state.weights),
+      gigabytes(result.state.weight_gradients), gigabytes(result.state.activations),
+      gigabytes(result.state.kept), gigabytes(result.state.workspace));
   const Summary step = summarize(result.times.step.total_ms());
   const Summary one = summarize(result.times.one_layer.total_ms());
   const double layers = static_cast<double>(result.num_layers);

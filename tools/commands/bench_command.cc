@@ -40,7 +40,8 @@ constexpr const char* kFooter =
     "median and [fastest, slowest]. GFLOP/s are 6*N*H*I (forward) and 12*N*H*I (backward) of all\n"
     "ranks together, N rows; also with --mode recompute, which does 16. Routing is uniform.\n"
     "  megamoe bench --shape qwen3-30b --tokens 1024 --ranks 4 --json result.json\n"
-    "With --step, forward through --layers layers and backward through them, each with weights and\n"
+    "With --step, forward through --layers layers and backward through them, each with weights "
+    "and\n"
     "gradients of its own, with and without overlap on cuda, beside one of the layers alone:\n"
     "  megamoe bench --step --layers 4 --shape qwen3-30b --tokens 8192 --backend cuda";
 
@@ -145,8 +146,8 @@ nlohmann::ordered_json run_on_cuda(const BenchOptions& options, const Layers& la
 bench::StepResult measure_step(const BenchOptions& options, const std::string& name,
                                const LayerConfig& config) {
   const bench::StepProblem problem = {config, options.num_layers, routing_of(options, config)};
-  const auto time = config.backend == Backend::cuda ? bench::time_step_on_cuda
-                                                    : bench::time_step_on_cpu;
+  const auto time =
+      config.backend == Backend::cuda ? bench::time_step_on_cuda : bench::time_step_on_cpu;
   return {name,
           config,
           options.num_ranks,

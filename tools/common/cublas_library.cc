@@ -44,8 +44,9 @@ Library open() {
     find(handle, "cublasGemmEx", library.gemm, library.why_not);
     return library;
   }
-  library.why_not += " it comes with CUDA, with PyTorch and as nvidia-cublas from PyPI; its folder "
-                     "belongs into LD_LIBRARY_PATH";
+  library.why_not +=
+      " it comes with CUDA, with PyTorch and as nvidia-cublas from PyPI; its folder "
+      "belongs into LD_LIBRARY_PATH";
   return library;
 }
 

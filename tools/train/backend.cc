@@ -10,8 +10,7 @@ void require_backend(Backend backend) {
 }
 
 std::unique_ptr<TrainBackend> make_backend(Backend backend, Communicator& host_group) {
-  return backend == Backend::cuda ? make_cuda_backend(host_group)
-                                          : make_cpu_backend(host_group);
+  return backend == Backend::cuda ? make_cuda_backend(host_group) : make_cpu_backend(host_group);
 }
 
 }  // namespace megamoe::trainer

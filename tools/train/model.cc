@@ -163,16 +163,17 @@ double Model::loss(std::span<const std::uint8_t> targets_T) {
 double Model::loss_for_backward(std::span<const std::uint8_t> targets_T) {
   backend_.upload(targets_T_.data(), targets_T.data(), targets_T.size());
   const Share mine = shards_of_rank(backend_.group().rank(), backend_.group().size());
-  backend_.operations().cross_entropy_gradient(
-      shards_, targets_T_.data(), 1.0F / static_cast<float>(batch_), logits_TV_.data(),
-      sums_.data() + mine.first);
+  backend_.operations().cross_entropy_gradient(shards_, targets_T_.data(),
+                                               1.0F / static_cast<float>(batch_), logits_TV_.data(),
+                                               sums_.data() + mine.first);
   return sum_over_ranks_and_shards() / static_cast<double>(batch_);
 }
 
 /// One collective sums all that is counted over tokens.
 double Model::sum_over_ranks_and_shards() {
   backend_.download(host_sums_.data(), sums_.data(), host_sums_.size() * sizeof(double));
-  sum_over_ranks(backend_.host_group(), host_sums_, sums_scratch_, "the loss and the experts' load");
+  sum_over_ranks(backend_.host_group(), host_sums_, sums_scratch_,
+                 "the loss and the experts' load");
   auto next = host_sums_.begin() + kNumShards;
   for (RouterLoad& load : global_loads_) {
     std::copy_n(next, load.values().size(), load.values().begin());
@@ -205,11 +206,11 @@ void Model::backward() {
   }
   for (std::size_t i = 0; i < shards_.size(); ++i) {
     const Share& shard = shards_[i];
-    operations.add_embed_gradients(
-        {shard.count, context_, hidden_dim_}, contexts_Tn_.data() + shard.first * context_,
-        shared_.values(embedding_), shared_.values(position_),
-        dx_TH_.data() + shard.first * hidden_dim_, gradients.of(i, embedding_),
-        gradients.of(i, position_));
+    operations.add_embed_gradients({shard.count, context_, hidden_dim_},
+                                   contexts_Tn_.data() + shard.first * context_,
+                                   shared_.values(embedding_), shared_.values(position_),
+                                   dx_TH_.data() + shard.first * hidden_dim_,
+                                   gradients.of(i, embedding_), gradients.of(i, position_));
   }
   check();
   gradients.sum(shared_.gradients());
@@ -224,14 +225,13 @@ void Model::head_backward() {
   for (std::size_t i = 0; i < shards_.size(); ++i) {
     const Share& shard = shards_[i];
     const std::int64_t first = shard.first * hidden_dim_;
-    operations.add_product_over_tokens(
-        shard.count, kVocabulary, hidden_dim_, logits_TV_.data() + shard.first * kVocabulary,
-        normed_TH_.data() + first, gradients.of(i, embedding_));
-    operations.add_rms_norm_gradients(shard.count, hidden_dim_, x_TH_.data() + first,
-                                      shared_.values(final_norm_),
-                                      inverse_rms_T_.data() + shard.first,
-                                      d_normed_TH_.data() + first, dx_TH_.data() + first,
-                                      gradients.of(i, final_norm_));
+    operations.add_product_over_tokens(shard.count, kVocabulary, hidden_dim_,
+                                       logits_TV_.data() + shard.first * kVocabulary,
+                                       normed_TH_.data() + first, gradients.of(i, embedding_));
+    operations.add_rms_norm_gradients(
+        shard.count, hidden_dim_, x_TH_.data() + first, shared_.values(final_norm_),
+        inverse_rms_T_.data() + shard.first, d_normed_TH_.data() + first, dx_TH_.data() + first,
+        gradients.of(i, final_norm_));
   }
 }
 

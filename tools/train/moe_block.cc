@@ -65,13 +65,12 @@ void MoeBlock::forward(std::span<const Share> shards, float* x_TH, double* load)
   router_->forward(shards, router_input(), {expert_ids_TK_.data(), weights_TK_.data()}, load);
 
   layer_context_ = CallContext();  // gives the memory of the last call back for this one
-  layer_context_ =
-      layer_.forward({.x = tensor_view(normed_TH_.data(), {num_tokens, hidden_dim_}),
-                      .expert_ids = tensor_view(expert_ids_TK_.data(), {num_tokens, top_k_}),
-                      .weights = tensor_view(weights_TK_.data(), {num_tokens, top_k_}),
-                      .experts = expert_weights()},
-                     {.y = tensor_view(y_TH_.data(), {num_tokens, hidden_dim_})},
-                     backend_.stream());
+  layer_context_ = layer_.forward(
+      {.x = tensor_view(normed_TH_.data(), {num_tokens, hidden_dim_}),
+       .expert_ids = tensor_view(expert_ids_TK_.data(), {num_tokens, top_k_}),
+       .weights = tensor_view(weights_TK_.data(), {num_tokens, top_k_}),
+       .experts = expert_weights()},
+      {.y = tensor_view(y_TH_.data(), {num_tokens, hidden_dim_})}, backend_.stream());
   operations.add_widened(num_elements, y_TH_.data(), x_TH);
 }
 
@@ -94,8 +93,7 @@ void MoeBlock::backward(std::span<const Share> shards, float* dx_TH, const Route
   operations.widen(num_elements, d_normed_TH_.data(), wide_TH_.data());
 
   for (std::size_t i = 0; i < shards.size(); ++i) {
-    d_router_weights_[i] =
-        gradients.of(static_cast<std::int64_t>(i), parameters_.router_weight);
+    d_router_weights_[i] = gradients.of(static_cast<std::int64_t>(i), parameters_.router_weight);
   }
   router_->backward(shards, router_input(), d_weights_TK_.data(), global_load,
                     {wide_TH_.data(), std::span(d_router_weights_).first(shards.size())});

@@ -35,8 +35,8 @@ double GradientNorm::operator()(ParameterGroup& shared, ParameterGroup& experts)
   const auto num_local = static_cast<std::int64_t>(local_square_sums_.size());
   arrays_.assign(1, {shared.gradients().data(), static_cast<std::int64_t>(shared.count()), 1});
   for (const ParameterSlice& slice : experts.slices()) {  // [e, ...]
-    arrays_.push_back({experts.gradients(slice),
-                       static_cast<std::int64_t>(slice.count) / num_local, num_local});
+    arrays_.push_back(
+        {experts.gradients(slice), static_cast<std::int64_t>(slice.count) / num_local, num_local});
   }
   part_sums_.resize(1 + experts.slices().size() * local_square_sums_.size());
   backend_.operations().square_sums(arrays_, part_sums_);

@@ -41,9 +41,7 @@ class ParameterGroup {
   [[nodiscard]] std::span<float> first_moments() { return first_moments_.span(); }
   [[nodiscard]] std::span<float> second_moments() { return second_moments_.span(); }
 
-  [[nodiscard]] float* values(const ParameterSlice& slice) {
-    return values_.data() + slice.offset;
-  }
+  [[nodiscard]] float* values(const ParameterSlice& slice) { return values_.data() + slice.offset; }
   [[nodiscard]] float* gradients(const ParameterSlice& slice) {
     return gradients_.data() + slice.offset;
   }

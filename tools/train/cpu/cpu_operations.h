@@ -28,14 +28,13 @@ class CpuOperations final : public Operations {
   void rms_norm(std::int64_t num_tokens, std::int64_t hidden_dim, const float* x_TH,
                 const float* weight_H, float* y_TH, float* inverse_rms_T) override;
   void add_rms_norm_gradients(std::int64_t num_tokens, std::int64_t hidden_dim, const float* x_TH,
-                              const float* weight_H, const float* inverse_rms_T,
-                              const float* dy_TH, float* dx_TH, float* d_weight_H) override;
+                              const float* weight_H, const float* inverse_rms_T, const float* dy_TH,
+                              float* dx_TH, float* d_weight_H) override;
   void cross_entropy(std::span<const Share> shards, const std::uint8_t* targets_T,
                      const float* logits_TV, double* losses_S) override;
   void cross_entropy_gradient(std::span<const Share> shards, const std::uint8_t* targets_T,
                               float scale, float* logits_TV, double* losses_S) override;
-  void sum_in_order(std::span<const float* const> parts, std::int64_t count,
-                    float* total) override;
+  void sum_in_order(std::span<const float* const> parts, std::int64_t count, float* total) override;
   void square_sums(std::span<const EqualParts> arrays, std::span<double> sums) override;
   void adamw(const AdamWFactors& factors, float decay_factor, const AdamWState& state) override;
 

@@ -1,7 +1,6 @@
-#include "train/cuda/kernels.h"
-
 #include <algorithm>
 
+#include "train/cuda/kernels.h"
 #include "train/cuda/runtime.h"
 
 namespace megamoe::trainer::cuda {
@@ -30,8 +29,8 @@ __global__ void for_each_kernel(std::int64_t count, Body body) {
 template <class Body>
 void for_each(std::int64_t count, const Body& body, cudaStream_t stream, const char* what) {
   if (count == 0) return;
-  const unsigned blocks = static_cast<unsigned>(
-      std::min<std::int64_t>(kMaxBlocks, blocks_for(count, kThreads)));
+  const unsigned blocks =
+      static_cast<unsigned>(std::min<std::int64_t>(kMaxBlocks, blocks_for(count, kThreads)));
   for_each_kernel<<<blocks, kThreads, 0, stream>>>(count, body);
   check_launch(what);
 }
@@ -88,8 +87,7 @@ struct AdamW {
   AdamWState state;
   __device__ void operator()(std::int64_t i) const {
     const float gradient = state.gradients[i] * factors.gradient_scale;
-    const float first =
-        factors.beta1 * state.first_moments[i] + (1.0F - factors.beta1) * gradient;
+    const float first = factors.beta1 * state.first_moments[i] + (1.0F - factors.beta1) * gradient;
     const float second =
         factors.beta2 * state.second_moments[i] + (1.0F - factors.beta2) * gradient * gradient;
     const float denominator = sqrtf(second * factors.v_correction) + factors.epsilon;
@@ -107,7 +105,8 @@ __global__ void embed_kernel(EmbeddingShape shape, const std::uint8_t* contexts_
   for (std::int64_t h = threadIdx.x; h < shape.hidden_dim; h += blockDim.x) {
     float sum = 0.0F;
     for (std::int64_t i = 0; i < shape.context; ++i) {
-      sum += position_nH[i * shape.hidden_dim + h] * embedding_VH[context[i] * shape.hidden_dim + h];
+      sum +=
+          position_nH[i * shape.hidden_dim + h] * embedding_VH[context[i] * shape.hidden_dim + h];
     }
     x_TH[blockIdx.x * shape.hidden_dim + h] = scale * sum;
   }
@@ -140,8 +139,8 @@ __global__ void position_gradient_kernel(EmbeddingShape shape, const std::uint8_
     float sum = 0.0F;
     for (std::int64_t token = 0; token < shape.num_tokens; ++token) {
       const std::int64_t byte = contexts_Tn[token * shape.context + blockIdx.x];
-      sum += scale * dx_TH[token * shape.hidden_dim + h] *
-             embedding_VH[byte * shape.hidden_dim + h];
+      sum +=
+          scale * dx_TH[token * shape.hidden_dim + h] * embedding_VH[byte * shape.hidden_dim + h];
     }
     d_position_nH[blockIdx.x * shape.hidden_dim + h] += sum;
   }
@@ -303,9 +302,8 @@ void add_rms_norm_gradients(std::int64_t num_tokens, std::int64_t hidden_dim, co
 void cross_entropy(std::int64_t num_tokens, const std::uint8_t* targets_T, const float* logits_TV,
                    double* losses_T, cudaStream_t stream) {
   if (num_tokens == 0) return;
-  cross_entropy_kernel<Leaves::logits>
-      <<<static_cast<unsigned>(num_tokens), kThreads, 0, stream>>>(targets_T, 1.0F, logits_TV,
-                                                                   losses_T);
+  cross_entropy_kernel<Leaves::logits><<<static_cast<unsigned>(num_tokens), kThreads, 0, stream>>>(
+      targets_T, 1.0F, logits_TV, losses_T);
   check_launch("the cross entropy");
 }
 

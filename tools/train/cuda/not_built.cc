@@ -13,8 +13,6 @@ namespace {
 }  // namespace
 
 void require_cuda_backend() { refuse(); }
-std::unique_ptr<TrainBackend> make_cuda_backend(Communicator& /*host_group*/) {
-  refuse();
-}
+std::unique_ptr<TrainBackend> make_cuda_backend(Communicator& /*host_group*/) { refuse(); }
 
 }  // namespace megamoe::trainer
