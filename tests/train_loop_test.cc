@@ -238,7 +238,7 @@ TEST(TrainLoop, ACheckpointOfAnotherRunIsRefused) {
   const std::string before = read_whole_file(options.checkpoint_path);
   options.resume_path = options.checkpoint_path;
   TrainOptions wider = options;
-  wider.model.hidden_dim = 32;
+  wider.model.hidden_dim *= 2;
   const std::string message = refusal<Error>(wider);
   EXPECT_NE(message.find(options.resume_path), std::string::npos) << message;
   EXPECT_NE(message.find("--hidden"), std::string::npos) << message;
