@@ -34,7 +34,7 @@ CpuBackend::CpuBackend(const LayerConfig& config, Workspace::Impl& workspace)
       entry_(sizeof(CallHeader) + counts_E_.size() * sizeof(std::int32_t)),
       entries_R_(entry_.size() * group_.size()) {}
 
-std::unique_ptr<CallState> CpuBackend::new_call_state() {
+std::unique_ptr<CallState> CpuBackend::new_call_state() const {
   return std::make_unique<CpuCallState>(dims_, resolved_saved_row_capacity(config_, group_.size()),
                                         expected_.gated);
 }
@@ -137,15 +137,18 @@ void CpuBackend::plan_rows(CpuCallState& state) {
   }
 }
 
-void CpuBackend::forward(CallState& call_state, const ForwardInput& input,
+void CpuBackend::forward(std::unique_ptr<CallState>& call_state, const ForwardInput& input,
                          const ForwardOutput& output, Stream /*stream*/) {
   const Occupied occupied(workspace_.in_use);
-  auto& state = static_cast<CpuCallState&>(call_state);
   CallHeader header{CallKind::forward, workspace_.group_id, layer_number_, -1, {}};
   std::fill(counts_E_.begin(), counts_E_.end(), 0);
-  header.outcome =
-      outcome_of([&] { read_routing(state, input, validate_forward(expected_, input, output)); });
+  header.outcome = outcome_of([&] {
+    const std::int64_t num_tokens = validate_forward(expected_, input, output);
+    if (call_state == nullptr) call_state = new_call_state();
+    read_routing(static_cast<CpuCallState&>(*call_state), input, num_tokens);
+  });
   enter(header);
+  auto& state = static_cast<CpuCallState&>(*call_state);
   plan_rows(state);
   state.call_number = workspace_.num_calls++;
 

@@ -21,14 +21,14 @@ class CpuBackend final : public LayerBackend {
   /// numbered.
   CpuBackend(const LayerConfig& config, Workspace::Impl& workspace);
 
-  void forward(CallState& state, const ForwardInput& input, const ForwardOutput& output,
-               Stream stream) override;
+  void forward(std::unique_ptr<CallState>& state, const ForwardInput& input,
+               const ForwardOutput& output, Stream stream) override;
   void backward(const CallState* state, const BackwardInput& input, const BackwardOutput& output,
                 Stream stream) override;
   void check(Stream stream) override;
-  std::unique_ptr<CallState> new_call_state() override;
 
  private:
+  [[nodiscard]] std::unique_ptr<CallState> new_call_state() const;
   enum class CallKind : std::int32_t { forward, backward };
 
   /// What ranks tell each other on entry; a forward call appends its counts_E.

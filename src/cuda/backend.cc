@@ -108,7 +108,7 @@ CudaBackend::RowBuffers CudaBackend::make_buffers() const {
           layout.dweight_segments.in(local)};
 }
 
-std::unique_ptr<CallState> CudaBackend::new_call_state() {
+std::unique_ptr<CallState> CudaBackend::new_call_state() const {
   return std::make_unique<CudaCallState>(memory_.device, dims_, saved_rows_, expected_.gated);
 }
 
@@ -136,9 +136,10 @@ products::GroupedRows CudaBackend::other_rows(std::byte* plan) const {
 
 /// Peers have about as many tokens as this rank, so an expert's rows are about these.
 products::LaunchOptions CudaBackend::launch_options(std::int64_t num_tokens,
-                                                    cudaStream_t stream) const {
+                                                    cudaStream_t stream) {
   products::LaunchOptions options;
   options.stream = stream;
+  options.tensor_maps = &tensor_maps_;
   options.num_sms = config_.num_sms;
   options.expected_group_rows = static_cast<int>(num_tokens * dims_.routing.num_ranks *
                                                  dims_.routing.top_k / dims_.routing.num_experts);
@@ -175,18 +176,20 @@ void CudaBackend::or_refuse(CallKind kind, cudaStream_t stream,
   }
 }
 
-void CudaBackend::forward(CallState& call_state, const ForwardInput& input,
+void CudaBackend::forward(std::unique_ptr<CallState>& call_state, const ForwardInput& input,
                           const ForwardOutput& output, Stream stream_handle) {
   const Occupied occupied(workspace_.in_use);
   const CurrentDevice current(memory_.device);
   const cudaStream_t stream = to_cuda(stream_handle);
-  auto& state = static_cast<CudaCallState&>(call_state);
+  std::int64_t num_tokens = 0;
   or_refuse(CallKind::forward, stream, [&] {
     throw_recorded_failure();
-    state.num_tokens = validate_forward(expected_, input, output);
+    num_tokens = validate_forward(expected_, input, output);
     check_forward_memory(memory_.device, input, output);
+    if (call_state == nullptr) call_state = new_call_state();
   });
-  const std::int64_t num_tokens = state.num_tokens;
+  auto& state = static_cast<CudaCallState&>(*call_state);
+  state.num_tokens = num_tokens;
   state.stream = stream;
   state.rows_known = false;
   std::byte* plan = state.plan.data();

@@ -6,6 +6,7 @@
 
 #include "cuda/call_state.h"
 #include "cuda/workspace.h"
+#include "device/tensor_map_cache.h"
 #include "kernels/exchange/exchange.h"
 #include "kernels/plan/plan.h"
 #include "kernels/products/products.h"
@@ -19,12 +20,11 @@ class CudaBackend final : public LayerBackend {
  public:
   CudaBackend(const LayerConfig& config, Workspace::Impl& workspace);
 
-  void forward(CallState& state, const ForwardInput& input, const ForwardOutput& output,
-               Stream stream) override;
+  void forward(std::unique_ptr<CallState>& state, const ForwardInput& input,
+               const ForwardOutput& output, Stream stream) override;
   void backward(const CallState* state, const BackwardInput& input, const BackwardOutput& output,
                 Stream stream) override;
   void check(Stream stream) override;
-  std::unique_ptr<CallState> new_call_state() override;
 
  private:
   /// Row buffers of the workspace.
@@ -40,11 +40,12 @@ class CudaBackend final : public LayerBackend {
   };
 
   RowBuffers make_buffers() const;
+  std::unique_ptr<CallState> new_call_state() const;
   TensorView kept_tensor(const DeviceMemory& memory) const;
   products::GroupedRows all_rows(std::byte* plan) const;
   products::GroupedRows kept_rows(std::byte* plan) const;
   products::GroupedRows other_rows(std::byte* plan) const;
-  products::LaunchOptions launch_options(std::int64_t num_tokens, cudaStream_t stream) const;
+  products::LaunchOptions launch_options(std::int64_t num_tokens, cudaStream_t stream);
   std::uint64_t tag(gpu::CallKind kind) const;
 
   /// Runs what the host checks before a call; where it throws, peers learn that the call fails.
@@ -73,6 +74,7 @@ class CudaBackend final : public LayerBackend {
   gpu::RankView view_;
   RowBuffers rows_;
   std::int64_t layer_number_;
+  device::TensorMapCache tensor_maps_;
 };
 
 }  // namespace megamoe::cuda

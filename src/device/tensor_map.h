@@ -21,6 +21,8 @@ struct TileDescription {
   std::array<std::int64_t, 4> sizes{};
   std::array<std::int64_t, 4> stride_bytes{};
   std::array<std::int32_t, 4> box{};
+
+  bool operator==(const TileDescription&) const = default;
 };
 
 /// Throws Error naming `what` when the hardware cannot express the tile (16-byte aligned base and

@@ -17,13 +17,13 @@ class LayerBackend {
   LayerBackend& operator=(const LayerBackend&) = delete;
   virtual ~LayerBackend() = default;
 
-  virtual void forward(CallState& state, const ForwardInput& input, const ForwardOutput& output,
-                       Stream stream) = 0;
+  /// Makes `state` where it is null: a rank without memory for it fails the call on all ranks.
+  virtual void forward(std::unique_ptr<CallState>& state, const ForwardInput& input,
+                       const ForwardOutput& output, Stream stream) = 0;
   /// `state` is null where the caller's context is not one of this layer's: an error on every rank.
   virtual void backward(const CallState* state, const BackwardInput& input,
                         const BackwardOutput& output, Stream stream) = 0;
   virtual void check(Stream stream) = 0;
-  virtual std::unique_ptr<CallState> new_call_state() = 0;
 };
 
 /// What a workspace of these sizes takes. Computed, not measured: needs no device.

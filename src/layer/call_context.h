@@ -27,7 +27,7 @@ struct CallState {
 /// its layer.
 class CallStatePool {
  public:
-  /// A used state, or null where `make` is to be called.
+  /// A used state, or null where there is none.
   std::unique_ptr<CallState> take() {
     const std::lock_guard lock(mutex_);
     if (free_.empty()) return nullptr;

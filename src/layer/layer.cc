@@ -62,11 +62,9 @@ MoeLayer::~MoeLayer() = default;
 
 CallContext MoeLayer::forward(const ForwardInput& input, const ForwardOutput& output,
                               Stream stream) {
-  std::unique_ptr<CallState> state = impl_->pool->take();
-  if (state == nullptr) state = impl_->backend->new_call_state();
   // Owns the state from here on, so that a call that throws gives it back as well.
-  CallContext context(impl_->pool, std::move(state));
-  impl_->backend->forward(*context.state_, input, output, stream);
+  CallContext context(impl_->pool, impl_->pool->take());
+  impl_->backend->forward(context.state_, input, output, stream);
   return context;
 }
 

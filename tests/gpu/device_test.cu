@@ -3,10 +3,13 @@
 // product is made of: products_test.cu.
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "device/barrier.cuh"
 #include "device/flags.cuh"
 #include "device/row_copy.cuh"
 #include "device/tensor_map.h"
+#include "device/tensor_map_cache.h"
 #include "device_buffers.cuh"
 #include "gpu_test.h"
 #include "megamoe/error.h"
@@ -119,6 +122,43 @@ TEST_F(Device, TensorMapsRefuseWhatTheCopyEngineCannotRead) {
   EXPECT_THROW(device::encode_tensor_map(tile, "x"), Error);
   tile.stride_bytes = {2, 128};
   EXPECT_NO_THROW(device::encode_tensor_map(tile, "x"));
+}
+
+TEST_F(Device, CachedTensorMapsAreThoseThatWouldBeEncoded) {
+  DeviceBuffer<bf16> buffer(64 * 128);
+  device::TileDescription tile{buffer.data(), DType::bf16, 2};
+  tile.sizes = {64, 64};
+  tile.stride_bytes = {2, 128};
+  tile.box = {64, 8};
+  device::TensorMapCache cache;
+  const auto expect_right = [&](std::size_t size) {
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      const CUtensorMap cached = cache.encode(tile, "x");
+      const CUtensorMap wanted = device::encode_tensor_map(tile, "x");
+      EXPECT_EQ(std::memcmp(&cached, &wanted, sizeof(wanted)), 0);
+      EXPECT_EQ(cache.size(), size);
+    }
+  };
+  // Descriptions that differ in one number each.
+  expect_right(1);
+  tile.box[1] = 16;
+  expect_right(2);
+  tile.sizes[1] = 32;
+  expect_right(3);
+  tile.stride_bytes[1] = 256;
+  expect_right(4);
+  tile.data = buffer.data() + 64;
+  expect_right(5);
+  // What cannot be encoded is not kept, and a full cache starts anew.
+  tile.stride_bytes[1] = 130;
+  EXPECT_THROW(cache.encode(tile, "x"), Error);
+  EXPECT_EQ(cache.size(), 5U);
+  tile.stride_bytes[1] = 256;
+  for (std::int64_t rows = 1; rows <= std::int64_t{device::TensorMapCache::kMaxMaps}; ++rows) {
+    tile.sizes[1] = rows;
+    cache.encode(tile, "x");
+    EXPECT_LE(cache.size(), device::TensorMapCache::kMaxMaps);
+  }
 }
 
 }  // namespace

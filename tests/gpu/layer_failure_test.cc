@@ -73,6 +73,56 @@ TEST(CudaFailures, OneRanksRefusalFailsTheCallOnAll) {
   EXPECT_EQ(differing_tensors(after, clean), "");
 }
 
+/// All memory of a device but `left` bytes.
+class HeldMemory {
+ public:
+  HeldMemory(int device, std::size_t left) {
+    const cuda::CurrentDevice current(device);
+    std::size_t free = 0, total = 0;
+    check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    for (std::size_t bytes = free - left; bytes >= left; bytes /= 2) {
+      while (cudaMalloc(&pieces_.emplace_back(), bytes) == cudaSuccess) {
+      }
+      pieces_.pop_back();
+      cudaGetLastError();
+    }
+  }
+  HeldMemory(const HeldMemory&) = delete;
+  HeldMemory& operator=(const HeldMemory&) = delete;
+  ~HeldMemory() {
+    for (void* piece : pieces_) cudaFree(piece);
+  }
+
+ private:
+  std::vector<void*> pieces_;
+};
+
+TEST(CudaFailures, ARankWithoutMemoryForItsContextFailsTheCallOnAll) {
+  if (num_cuda_devices() < 2) GTEST_SKIP() << "needs two devices";
+  ProblemSpec spec = spec_with_tokens({40, 40});
+  RunOptions options;
+  options.saved_row_capacity = 1 << 20;  // g and u of a context take 256 MiB
+  options.row_capacity = 1 << 20;
+  const Problem problem = make_problem(spec);
+  run_sessions(problem, options, [&](RankSession& session, Communicator& group) {
+    const CallContext first = session.forward();
+    session.backward(first);
+    const LayerTensors wanted = session.tensors();
+    group.barrier("both have a context", 60);
+    if (group.rank() == 1) {
+      const HeldMemory held(1, 16 << 20);
+      expect_error(ErrorCode::out_of_memory, {"device 1", "134217728 bytes for saved"},
+                   [&] { session.forward(); });
+    } else {
+      expect_error(ErrorCode::out_of_memory, {"rank 1 refused"}, [&] { session.forward(); });
+    }
+    group.barrier("the call has failed", 60);
+    const CallContext second = session.forward();
+    session.backward(second);
+    EXPECT_EQ(differing_tensors(session.tensors(), wanted), "");
+  });
+}
+
 TEST(CudaFailures, AFailureStaysUntilItIsChecked) {
   Problem problem = make_problem(spec_with_tokens({24}));
   const DeviceProblem good(problem);

@@ -69,16 +69,16 @@ GateUpGradientLaunch describe_gate_up_gradient(
                        ? choose_sharing(options, params.num_channel_tiles)
                        : Sharing::channels;
   params.down =
-      weight_map_channel_major(down_eHI, launch.sharing == Sharing::rows ? kBlockK : kBlockK / 2,
+      weight_map_channel_major(options, down_eHI, launch.sharing == Sharing::rows ? kBlockK : kBlockK / 2,
                                "down", gradient::kTileChannels);
-  params.dy = input_maps(dy_NH, launch.sharing, "dy");
+  params.dy = input_maps(options, dy_NH, launch.sharing, "dy");
   if (gated) {
-    params.g = whole_tile_maps(g_NI, "g");
-    params.dg = whole_tile_maps(outputs.dg_NI, "dg");
+    params.g = whole_tile_maps(options, g_NI, "g");
+    params.dg = whole_tile_maps(options, outputs.dg_NI, "dg");
   }
-  params.u = whole_tile_maps(u_NI, "u");
-  params.du = whole_tile_maps(outputs.du_NI, "du");
-  params.wa = whole_tile_maps(outputs.wa_NI, "wa");
+  params.u = whole_tile_maps(options, u_NI, "u");
+  params.du = whole_tile_maps(options, outputs.du_NI, "du");
+  params.wa = whole_tile_maps(options, outputs.wa_NI, "wa");
   return launch;
 }
 

@@ -1,47 +1,52 @@
 #include "kernels/products/host_maps.h"
 
-#include "device/tensor_map.h"
-
 namespace megamoe::products {
 namespace {
 
-RowMaps row_maps(const ConstTensorView& rows, int rows_per_unit, const char* name) {
+RowMaps row_maps(const LaunchOptions& options, const ConstTensorView& rows, int rows_per_unit, const char* name) {
   RowMaps maps;
   for (int units = 1; units <= schedule::kMaxUnitsPerTile; ++units) {
     device::TileDescription tile{rows.data, rows.dtype, 2};
     tile.sizes = {rows.sizes[1], rows.sizes[0]};
     tile.stride_bytes = {2, rows.strides[0] * 2};
     tile.box = {kBlockK, units * rows_per_unit};
-    maps.by_units[units - 1] = device::encode_tensor_map(tile, name);
+    maps.by_units[units - 1] = tensor_map(options, tile, name);
   }
   return maps;
 }
 
 }  // namespace
 
-CUtensorMap weight_map_k_major(const ConstTensorView& weights, int box_channels, const char* name) {
+CUtensorMap tensor_map(const LaunchOptions& options, const device::TileDescription& tile,
+                       const char* name) {
+  return options.tensor_maps != nullptr ? options.tensor_maps->encode(tile, name)
+                                        : device::encode_tensor_map(tile, name);
+}
+
+CUtensorMap weight_map_k_major(const LaunchOptions& options, const ConstTensorView& weights,
+                               int box_channels, const char* name) {
   device::TileDescription tile{weights.data, weights.dtype, 3};
   tile.sizes = {weights.sizes[2], weights.sizes[1], weights.sizes[0]};
   tile.stride_bytes = {2, weights.strides[1] * 2, weights.strides[0] * 2};
   tile.box = {kBlockK, box_channels, 1};
-  return device::encode_tensor_map(tile, name);
+  return tensor_map(options, tile, name);
 }
 
-CUtensorMap weight_map_channel_major(const ConstTensorView& weights, int box_k, const char* name,
-                                     int box_channels) {
+CUtensorMap weight_map_channel_major(const LaunchOptions& options, const ConstTensorView& weights,
+                                     int box_k, const char* name, int box_channels) {
   device::TileDescription tile{weights.data, weights.dtype, 4};
   tile.sizes = {64, weights.sizes[1], weights.sizes[2] / 64, weights.sizes[0]};
   tile.stride_bytes = {2, weights.strides[1] * 2, 128, weights.strides[0] * 2};
   tile.box = {64, box_k, box_channels / 64, 1};
-  return device::encode_tensor_map(tile, name);
+  return tensor_map(options, tile, name);
 }
 
-RowMaps input_maps(const ConstTensorView& rows, Sharing sharing, const char* name) {
+RowMaps input_maps(const LaunchOptions& options, const ConstTensorView& rows, Sharing sharing, const char* name) {
   return row_maps(
-      rows, sharing == Sharing::rows ? schedule::kRowsPerUnit / 2 : schedule::kRowsPerUnit, name);
+      options, rows, sharing == Sharing::rows ? schedule::kRowsPerUnit / 2 : schedule::kRowsPerUnit, name);
 }
-RowMaps whole_tile_maps(const ConstTensorView& rows, const char* name) {
-  return row_maps(rows, schedule::kRowsPerUnit, name);
+RowMaps whole_tile_maps(const LaunchOptions& options, const ConstTensorView& rows, const char* name) {
+  return row_maps(options, rows, schedule::kRowsPerUnit, name);
 }
 
 Sharing choose_sharing(const LaunchOptions& options, int num_channel_tiles) {

@@ -17,6 +17,10 @@
 #include "megamoe/config.h"
 #include "megamoe/tensor.h"
 
+namespace megamoe::device {
+class TensorMapCache;
+}
+
 namespace megamoe::products {
 
 /// Loads the code of every product on the current device; before the first call where a kernel that
@@ -38,6 +42,7 @@ struct LaunchOptions {
   int num_sms = 0;  ///< 0: all of the device
   Sharing sharing = Sharing::automatic;
   int expected_group_rows = 0;  ///< a hint for `automatic`, rows an expert on average; 0: unknown
+  device::TensorMapCache* tensor_maps = nullptr;  ///< null: every map is encoded anew
 };
 
 /// o[N, H] = a[N, I] down[e, H, I]^T.

@@ -26,8 +26,8 @@ RowProductLaunch describe_down(const GroupedRows& rows, const ConstTensorView& a
   params.num_k_blocks_a_source = params.num_k_blocks;
   launch.sharing = choose_sharing(options, params.num_channel_tiles);
   params.weights[0] = weight_map_k_major(
-      down_eHI, launch.sharing == Sharing::rows ? kTileChannels : kTileChannels / 2, "down");
-  params.row_inputs[0] = input_maps(a_NI, launch.sharing, "a");
+      options, down_eHI, launch.sharing == Sharing::rows ? kTileChannels : kTileChannels / 2, "down");
+  params.row_inputs[0] = input_maps(options, a_NI, launch.sharing, "a");
   return launch;
 }
 
@@ -68,13 +68,13 @@ RowProductLaunch describe_gate_up(const GroupedRows& rows, const Activation& act
   int num_weights = 0;
   int num_outputs = 0;
   if (gated) {
-    params.weights[num_weights++] = weight_map_k_major(gate_eIH, kTileChannels / 2, "gate");
-    if (saving) params.outputs[num_outputs++] = whole_tile_maps(g_NI, "g");
+    params.weights[num_weights++] = weight_map_k_major(options, gate_eIH, kTileChannels / 2, "gate");
+    if (saving) params.outputs[num_outputs++] = whole_tile_maps(options, g_NI, "g");
   }
-  params.weights[num_weights] = weight_map_k_major(up_eIH, kTileChannels / 2, "up");
-  if (saving) params.outputs[num_outputs++] = whole_tile_maps(u_NI, "u");
-  params.outputs[num_outputs] = whole_tile_maps(a_NI, "a");
-  params.row_inputs[0] = input_maps(x_NH, launch.sharing, "x");
+  params.weights[num_weights] = weight_map_k_major(options, up_eIH, kTileChannels / 2, "up");
+  if (saving) params.outputs[num_outputs++] = whole_tile_maps(options, u_NI, "u");
+  params.outputs[num_outputs] = whole_tile_maps(options, a_NI, "a");
+  params.row_inputs[0] = input_maps(options, x_NH, launch.sharing, "x");
   return launch;
 }
 
@@ -103,12 +103,12 @@ RowProductLaunch describe_dx(const GroupedRows& rows, const ConstTensorView& dg_
   const int box_k = launch.sharing == Sharing::rows ? kBlockK : kBlockK / 2;
   int source = 0;
   if (gated) {
-    params.weights[source] = weight_map_channel_major(gate_eIH, box_k, "gate");
-    params.row_inputs[source] = input_maps(dg_NI, launch.sharing, "dg");
+    params.weights[source] = weight_map_channel_major(options, gate_eIH, box_k, "gate");
+    params.row_inputs[source] = input_maps(options, dg_NI, launch.sharing, "dg");
     ++source;
   }
-  params.weights[source] = weight_map_channel_major(up_eIH, box_k, "up");
-  params.row_inputs[source] = input_maps(du_NI, launch.sharing, "du");
+  params.weights[source] = weight_map_channel_major(options, up_eIH, box_k, "up");
+  params.row_inputs[source] = input_maps(options, du_NI, launch.sharing, "du");
   return launch;
 }
 
@@ -120,7 +120,7 @@ void multiply_down(const GroupedRows& rows, const ConstTensorView& a_NI,
   check_rows(o_NH, num_rows, down_eHI.sizes[1], "o");
   if (num_rows == 0) return;
   RowProductLaunch launch = describe_down(rows, a_NI, down_eHI, options);
-  launch.params.outputs[0] = whole_tile_maps(o_NH, "o");
+  launch.params.outputs[0] = whole_tile_maps(options, o_NH, "o");
   NoActivation activation{};
   launch_clusters(launch.sharing == Sharing::rows ? down_sharing_rows() : down_sharing_channels(),
                   {&launch.params, &activation}, options);
@@ -170,7 +170,7 @@ void multiply_dx(const GroupedRows& rows, const ConstTensorView& dg_NI,
   check_rows(dx_NH, num_rows, up_eIH.sizes[2], "dx");
   if (num_rows == 0) return;
   RowProductLaunch launch = describe_dx(rows, dg_NI, du_NI, gate_eIH, up_eIH, options);
-  launch.params.outputs[0] = whole_tile_maps(dx_NH, "dx");
+  launch.params.outputs[0] = whole_tile_maps(options, dx_NH, "dx");
   NoActivation activation{};
   launch_clusters(launch.sharing == Sharing::rows ? dx_sharing_rows() : dx_sharing_channels(),
                   {&launch.params, &activation}, options);

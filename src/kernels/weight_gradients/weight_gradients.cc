@@ -2,9 +2,9 @@
 // launches.
 #include <string>
 
-#include "device/tensor_map.h"
 #include "kernels/products/entries.h"
 #include "kernels/products/host_checks.h"
+#include "kernels/products/host_maps.h"
 #include "kernels/products/products.h"
 #include "kernels/weight_gradients/weight_gradient.h"
 #include "megamoe/error.h"
@@ -13,16 +13,16 @@ namespace megamoe::products {
 namespace {
 
 // Rows [N, C] as blocks of 64 columns: one copy brings `num_blocks` blocks of `num_rows` rows.
-CUtensorMap operand_map(const ConstTensorView& rows, int num_rows, int num_blocks,
-                        const char* name) {
+CUtensorMap operand_map(const LaunchOptions& options, const ConstTensorView& rows, int num_rows,
+                        int num_blocks, const char* name) {
   device::TileDescription tile{rows.data, rows.dtype, 3};
   tile.sizes = {kGradientBlock, rows.sizes[0], rows.sizes[1] / kGradientBlock};
   tile.stride_bytes = {2, rows.strides[0] * 2, kGradientBlock * 2};
   tile.box = {kGradientBlock, num_rows, num_blocks};
-  return device::encode_tensor_map(tile, name);
+  return tensor_map(options, tile, name);
 }
 
-CUtensorMap gradient_map(const TensorView& gradient, int num_blocks) {
+CUtensorMap gradient_map(const LaunchOptions& options, const TensorView& gradient, int num_blocks) {
   device::TileDescription tile{gradient.data, gradient.dtype};
   if (gradient.dtype == DType::bf16) {
     tile.num_dims = 3;
@@ -37,7 +37,7 @@ CUtensorMap gradient_map(const TensorView& gradient, int num_blocks) {
     tile.stride_bytes = {4, gradient.strides[1] * 4, kLineElements * 4, gradient.strides[0] * 4};
     tile.box = {kLineElements, num_blocks * kGradientBlock / 2, kBlockChannels / kLineElements, 1};
   }
-  return device::encode_tensor_map(tile, "gradient");
+  return tensor_map(options, tile, "gradient");
 }
 
 void check_gradient(const WeightGradient& job, const GroupedRows& rows, DType dtype,
@@ -60,15 +60,16 @@ void check_gradient(const WeightGradient& job, const GroupedRows& rows, DType dt
   check_weights(shape, rows.num_groups, gradient.sizes[1], gradient.sizes[2], "gradient");
 }
 
-GradientJob describe_job(const WeightGradient& job, Sharing sharing) {
+GradientJob describe_job(const LaunchOptions& options, const WeightGradient& job,
+                         Sharing sharing) {
   GradientJob described{};
   const bool rows_shared = sharing == Sharing::rows;
-  described.channels = operand_map(job.channels_NC, rows_shared ? kBlockK : kBlockK / 2,
+  described.channels = operand_map(options, job.channels_NC, rows_shared ? kBlockK : kBlockK / 2,
                                    kTileChannels / kGradientBlock, "channels");
   for (int blocks = 1; blocks <= kMaxBlocksPerTile; ++blocks) {
     described.lines[blocks - 1] =
-        operand_map(job.lines_NR, rows_shared ? kBlockK / 2 : kBlockK, blocks, "lines");
-    described.gradient[blocks - 1] = gradient_map(job.gradient_eRC, blocks);
+        operand_map(options, job.lines_NR, rows_shared ? kBlockK / 2 : kBlockK, blocks, "lines");
+    described.gradient[blocks - 1] = gradient_map(options, job.gradient_eRC, blocks);
   }
   described.num_channel_tiles = ceil_div(job.gradient_eRC.sizes[2], kTileChannels);
   described.num_line_blocks = static_cast<int>(job.gradient_eRC.sizes[1] / kGradientBlock);
@@ -104,7 +105,7 @@ void multiply_weight_gradients(const GroupedRows& rows, std::span<const WeightGr
   params.rows = {rows.begin, rows.count, rows.num_groups};
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     check_gradient(gradients[i], rows, dtype, mode);
-    params.jobs[i] = describe_job(gradients[i], sharing);
+    params.jobs[i] = describe_job(options, gradients[i], sharing);
   }
   const void* kernel = nullptr;
   if (dtype == DType::bf16) {
