@@ -106,12 +106,15 @@ struct alignas(16) OrderedPull {
   std::int32_t unused;
 };
 
-/// How far the pulls of a call have come.
+/// How far the pulls of a kernel have come.
 struct PullProgress {
   std::uint32_t next;  ///< the next pull that nobody has taken
   std::uint32_t num_pulls;
   std::uint32_t num_done;  ///< pulls of the first pass by warps that have done all of theirs
 };
+/// The kernels of a call that pull, and where they find their progress.
+enum class PulledBy : std::int32_t { product, weight_gradients };
+inline constexpr std::int32_t kNumPullers = 2;
 
 /// Most tokens that a rank pulls in a call: each fills at least one row.
 constexpr std::int64_t max_ordered_pulls(const WorkspaceDims& dims) {
@@ -128,7 +131,8 @@ struct PlanScratchLayout {
   Region<std::int32_t> first_row_E;     ///< of this source at the expert's rank
   Region<std::int32_t> first_pull_E;    ///< of this source's tokens that need the expert first
   // Of overlapping products only. P: max_ordered_pulls().
-  Region<PullProgress> pull_progress;
+  Region<PullProgress> pull_progress;   ///< by PulledBy
+  Region<std::uint32_t> num_reduced;    ///< tokens whose dx weight gradients have taken to reduce
   Region<OrderedPull> ordered_pulls_P;
   Region<std::int32_t> ordered_rows_PK;
   Region<std::uint32_t> rows_arrived;  ///< of each 64 rows, with their pads: schedule/row_blocks.h
@@ -146,7 +150,8 @@ inline PlanScratchLayout plan_scratch_layout(const WorkspaceDims& workspace) {
   layout.block_slots_B = regions.take<std::int32_t>(kMaxPlanBlocks);
   layout.first_row_E = regions.take<std::int32_t>(dims.num_experts);
   layout.first_pull_E = regions.take<std::int32_t>(dims.num_experts);
-  layout.pull_progress = regions.take<PullProgress>(1);
+  layout.pull_progress = regions.take<PullProgress>(kNumPullers);
+  layout.num_reduced = regions.take<std::uint32_t>(1);
   layout.ordered_pulls_P = regions.take<OrderedPull>(num_pulls);
   layout.ordered_rows_PK = regions.take<std::int32_t>(num_pulls * dims.top_k);
   layout.rows_arrived =

@@ -1,7 +1,6 @@
 #include "cuda/backend.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <span>
 #include <string>
@@ -27,6 +26,9 @@ gpu::RowsInput rows_input(const ConstTensorView& tensor) {
 }
 gpu::RowsOutput rows_output(const TensorView& tensor) {
   return {static_cast<bf16*>(tensor.data), tensor.strides[0]};
+}
+gpu::DweightsOutput dweights_output(const TensorView& tensor) {
+  return {static_cast<float*>(tensor.data), tensor.strides[0]};
 }
 bf16* rows_of(const TensorView& tensor) { return static_cast<bf16*>(tensor.data); }
 
@@ -284,12 +286,15 @@ void CudaBackend::gate_up_gradient(const CudaCallState& state, const BackwardInp
     gradient_of(all_rows(plan), rows_.dg_CI, rows_.du_CI, input, launch);
     return;
   }
-  const bool all_saved = saved_rows_ == padded_rows_;
+  const bool all_saved = all_rows_are_kept();
   if (!all_saved) gpu::split_groups(view_, plan, saved_rows_, launch.stream);
   const products::GroupedRows kept = all_saved ? all_rows(plan) : kept_rows(plan);
   if (overlap) {
     memory_.stages.start("p", launch.stream);
-    gpu::gate_up_gradient_and_pull(view_, kept, config_.activation, pulled, input.experts.down,
+    // Where no row needs g and u again, only the weight gradients need x.
+    gpu::PulledRows now = pulled;
+    if (all_saved) now.x_CH = nullptr;
+    gpu::gate_up_gradient_and_pull(view_, kept, config_.activation, now, input.experts.down,
                                    kept_tensor(state.saved_g), kept_tensor(state.saved_u),
                                    {rows_.dg_CI, rows_.du_CI, rows_.a_CI, rows_.dweight_segments},
                                    launch);
@@ -299,20 +304,61 @@ void CudaBackend::gate_up_gradient(const CudaCallState& state, const BackwardInp
   if (!all_saved) gradient_of_unsaved(other_rows(plan), input, launch);
 }
 
-void CudaBackend::weight_gradients(std::byte* plan, const ExpertGradients& gradients,
-                                   const products::LaunchOptions& launch) {
-  const std::array all_jobs = {
-      products::WeightGradient{rows_.dy_CH, rows_.a_CI, with_plain_strides(gradients.down)},
-      products::WeightGradient{rows_.du_CI, rows_.x_CH, with_plain_strides(gradients.up)},
-      products::WeightGradient{rows_.dg_CI, rows_.x_CH, with_plain_strides(gradients.gate)}};
-  const std::span jobs = std::span(all_jobs).first(expected_.gated ? 3 : 2);
-  const products::GradientMode mode =
-      config_.weight_gradient_mode == WeightGradientMode::accumulate_fp32
-          ? products::GradientMode::accumulate
-          : products::GradientMode::store;
+std::array<products::WeightGradient, 3> CudaBackend::gradient_jobs(
+    const ExpertGradients& gradients) const {
+  return {{{rows_.dy_CH, rows_.a_CI, with_plain_strides(gradients.down)},
+           {rows_.du_CI, rows_.x_CH, with_plain_strides(gradients.up)},
+           {rows_.dg_CI, rows_.x_CH, with_plain_strides(gradients.gate)}}};
+}
+products::GradientMode CudaBackend::gradient_mode() const {
+  return config_.weight_gradient_mode == WeightGradientMode::accumulate_fp32
+             ? products::GradientMode::accumulate
+             : products::GradientMode::store;
+}
+
+void CudaBackend::gradients_beside_rows(std::byte* plan, std::int64_t num_tokens,
+                                        const BackwardInput& input, const BackwardOutput& output,
+                                        const gpu::DweightSegments& segments,
+                                        const products::LaunchOptions& launch) {
+  memory_.stages.start("dx", launch.stream);
+  gpu::dx_and_push(view_, plan, rows_.origin_C, rows_.dg_CI, rows_.du_CI, input.experts.gate,
+                   input.experts.up, launch);
+  memory_.stages.start("push", launch.stream);
+  gpu::push_dweights(view_, plan, rows_.origin_C, segments, launch.stream);
+  gpu::announce(view_, Signal::gradients_sent, launch.stream);
   memory_.stages.start("weight_gradients", launch.stream);
-  products::multiply_weight_gradients(all_rows(plan), jobs, mode, launch,
-                                      &view_.control()->call_failed);
+  gpu::RowsBeside beside;
+  if (all_rows_are_kept()) beside.x_CH = rows_of(rows_.x_CH);
+  beside.dx_TH = rows_output(output.dx);
+  beside.dweights_TK = dweights_output(output.dweights);
+  beside.num_tokens = num_tokens;
+  const auto gradients = gradient_jobs(output.experts);
+  gpu::weight_gradients_beside_rows(view_, plan, std::span(gradients).first(num_gradient_jobs()),
+                                    gradient_mode(), beside, launch);
+  memory_.stages.start("meet", launch.stream);
+  gpu::meet(view_, plan, Signal::results_sent, launch.stream);
+  memory_.stages.start("reduce", launch.stream);
+  gpu::reduce_other_gradients(view_, plan, beside.dx_TH, beside.dweights_TK, num_tokens,
+                              launch.stream);
+}
+
+void CudaBackend::gradients_one_after_the_other(std::byte* plan, const BackwardInput& input,
+                                                const BackwardOutput& output,
+                                                const gpu::DweightSegments& segments,
+                                                const products::LaunchOptions& launch) {
+  const auto gradients = gradient_jobs(output.experts);
+  memory_.stages.start("weight_gradients", launch.stream);
+  products::multiply_weight_gradients(all_rows(plan),
+                                      std::span(gradients).first(num_gradient_jobs()),
+                                      gradient_mode(), launch, &view_.control()->call_failed);
+  // They have read x: dx takes its place.
+  memory_.stages.start("dx", launch.stream);
+  products::multiply_dx(all_rows(plan), rows_.dg_CI, rows_.du_CI, input.experts.gate,
+                        input.experts.up, rows_.x_CH, launch);
+  memory_.stages.start("push", launch.stream);
+  gpu::push_rows(view_, plan, rows_of(rows_.x_CH), rows_.origin_C, segments, launch.stream);
+  memory_.stages.start("meet", launch.stream);
+  gpu::meet(view_, plan, Signal::results_sent, launch.stream);
 }
 
 void CudaBackend::backward(const CallState* call_state, const BackwardInput& input,
@@ -351,28 +397,13 @@ void CudaBackend::backward(const CallState* call_state, const BackwardInput& inp
       rows_.dweight_segments, padded_rows_,
       static_cast<std::int32_t>(num_dweight_segments(dims_.intermediate_dim))};
   if (config_.overlap == Overlap::on) {
-    // dx leaves while it is computed; the weight gradients hide what is still on its way.
-    memory_.stages.start("dx", stream);
-    gpu::dx_and_push(view_, plan, rows_.origin_C, rows_.dg_CI, rows_.du_CI, in.experts.gate,
-                     in.experts.up, launch);
-    memory_.stages.start("push", stream);
-    gpu::push_dweights(view_, plan, rows_.origin_C, segments, stream);
-    weight_gradients(plan, output.experts, launch);
+    gradients_beside_rows(plan, num_tokens, in, output, segments, launch);
   } else {
-    weight_gradients(plan, output.experts, launch);
-    // They have read x: dx takes its place.
-    memory_.stages.start("dx", stream);
-    products::multiply_dx(all_rows(plan), rows_.dg_CI, rows_.du_CI, in.experts.gate, in.experts.up,
-                          rows_.x_CH, launch);
-    memory_.stages.start("push", stream);
-    gpu::push_rows(view_, plan, rows_of(rows_.x_CH), rows_.origin_C, segments, stream);
+    gradients_one_after_the_other(plan, in, output, segments, launch);
+    memory_.stages.start("reduce", stream);
+    gpu::reduce_gradients(view_, plan, rows_output(output.dx), dweights_output(output.dweights),
+                          num_tokens, stream);
   }
-  memory_.stages.start("meet", stream);
-  gpu::meet(view_, plan, Signal::results_sent, stream);
-  memory_.stages.start("reduce", stream);
-  gpu::reduce_gradients(view_, plan, rows_output(output.dx),
-                        {static_cast<float*>(output.dweights.data), output.dweights.strides[0]},
-                        num_tokens, stream);
   memory_.stages.start(StageClock::kEnd, stream);
   memory_.order.leave(stream);
 }

@@ -1,6 +1,7 @@
 // The CUDA backend: what a call launches. docs/gpu_exchange.md tells the path of a row through it.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <optional>
 
@@ -61,8 +62,20 @@ class CudaBackend final : public LayerBackend {
                    const products::LaunchOptions& launch);
   void gradient_of_unsaved(const products::GroupedRows& groups, const BackwardInput& input,
                            const products::LaunchOptions& launch);
-  void weight_gradients(std::byte* plan, const ExpertGradients& gradients,
-                        const products::LaunchOptions& launch);
+  /// dx leaves while it is computed; beside the weight gradients what is still to come arrives.
+  void gradients_beside_rows(std::byte* plan, std::int64_t num_tokens, const BackwardInput& input,
+                             const BackwardOutput& output, const gpu::DweightSegments& segments,
+                             const products::LaunchOptions& launch);
+  void gradients_one_after_the_other(std::byte* plan, const BackwardInput& input,
+                                     const BackwardOutput& output,
+                                     const gpu::DweightSegments& segments,
+                                     const products::LaunchOptions& launch);
+  /// Of down, up and gate. The first does not read x.
+  [[nodiscard]] std::array<products::WeightGradient, 3> gradient_jobs(
+      const ExpertGradients& gradients) const;
+  [[nodiscard]] std::size_t num_gradient_jobs() const { return expected_.gated ? 3 : 2; }
+  [[nodiscard]] products::GradientMode gradient_mode() const;
+  [[nodiscard]] bool all_rows_are_kept() const { return saved_rows_ == padded_rows_; }
 
   LayerConfig config_;
   Workspace::Impl& workspace_;

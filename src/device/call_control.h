@@ -8,10 +8,11 @@ namespace megamoe::device {
 /// What a rank tells its peers, once a call each.
 enum class Signal : std::int32_t {
   entered,      ///< its call header and its counts lie in my memory
-  rows_staged,  ///< its rows and pull lists may be read
-  results_sent  ///< all that it sends me lies in my slots; it reads nothing of this call any more
+  rows_staged,     ///< its rows and pull lists may be read
+  gradients_sent,  ///< all that it sends me lies in my slots; it may still read my staged rows
+  results_sent     ///< likewise, and it reads nothing of this call any more
 };
-inline constexpr std::int32_t kNumSignals = 3;
+inline constexpr std::int32_t kNumSignals = 4;
 
 /// A signal's value: twice the epoch of the call, plus one where the sender has failed for good. It
 /// only grows.

@@ -15,6 +15,8 @@ const char* describe(Signal awaited) {
       return "the entry into the call";
     case Signal::rows_staged:
       return "staged rows";
+    case Signal::gradients_sent:
+      return "activation gradients";
     case Signal::results_sent:
       return "expert outputs";
   }

@@ -11,7 +11,7 @@ void load_enter_kernel();
 void load_list_kernels();
 void load_split_kernel();
 void load_stage_kernel();
-void load_meet_kernel();
+void load_meet_kernels();
 void load_pull_kernels();
 void load_bulk_pull_kernel();
 void load_order_kernel();
@@ -44,7 +44,7 @@ void load_exchange_kernels() {
   load_list_kernels();
   load_split_kernel();
   load_stage_kernel();
-  load_meet_kernel();
+  load_meet_kernels();
   load_pull_kernels();
   load_bulk_pull_kernel();
   load_order_kernel();

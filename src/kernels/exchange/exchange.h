@@ -32,7 +32,10 @@ void stage_forward(const RankView& view, const RowsInput& x_TH, std::int64_t num
 void stage_backward(const RankView& view, std::byte* plan, const RowsInput& x_TH,
                     const RowsInput& dy_TH, std::int64_t num_tokens, cudaStream_t stream);
 
-/// Tells every peer that what went before on the stream is done, and waits for the same of all of
+/// Tells every peer that what went before on the stream is done. One CTA.
+void announce(const RankView& view, device::Signal what, cudaStream_t stream);
+
+/// As announce(), and waits for the same of all of
 /// them (inner deadline). Where the call has failed or fails here, the plan's groups become empty,
 /// so that products have nothing to do. One CTA.
 void meet(const RankView& view, std::byte* plan, device::Signal what, cudaStream_t stream);

@@ -20,13 +20,26 @@ __global__ __launch_bounds__(kMeetThreads) void meet_kernel(const __grid_constan
   if (failed || !await_peers(view, what, epoch, view.inner_deadline_ns)) write_no_rows(view, plan);
 }
 
+__global__ __launch_bounds__(kMeetThreads) void announce_kernel(
+    const __grid_constant__ RankView view, const device::Signal what) {
+  signal_peers(view, what);
+}
+
 }  // namespace
+
+void announce(const RankView& view, device::Signal what, cudaStream_t stream) {
+  announce_kernel<<<1, kMeetThreads, 0, stream>>>(view, what);
+  check_launch("announce");
+}
 
 void meet(const RankView& view, std::byte* plan, device::Signal what, cudaStream_t stream) {
   meet_kernel<<<1, kMeetThreads, 0, stream>>>(view, plan, what);
   check_launch("meet");
 }
 
-void load_meet_kernel() { load_kernel(reinterpret_cast<const void*>(&meet_kernel)); }
+void load_meet_kernels() {
+  load_kernel(reinterpret_cast<const void*>(&meet_kernel));
+  load_kernel(reinterpret_cast<const void*>(&announce_kernel));
+}
 
 }  // namespace megamoe::gpu

@@ -103,8 +103,11 @@ __global__ __launch_bounds__(kMoverThreads) void order_kernel(const __grid_const
                                   view.routing().experts_per_rank(),
                                   [](int source, int expert) { return begins(source, expert); });
   if (blockIdx.x == 0 && threadIdx.x == 0) {
-    *view.scratch_layout.pull_progress.in(view.scratch) = {
-        0, static_cast<std::uint32_t>(order.num_tokens()), 0};
+    for (int by = 0; by < kNumPullers; ++by) {
+      view.scratch_layout.pull_progress.in(view.scratch)[by] = {
+          0, static_cast<std::uint32_t>(order.num_tokens()), 0};
+    }
+    *view.scratch_layout.num_reduced.in(view.scratch) = 0;
   }
   start_counters(view, plan);
   write_pulls(view, rows, order);

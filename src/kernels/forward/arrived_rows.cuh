@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "device/flags.cuh"
-#include "device/rank_signals.cuh"
 #include "device/row_copy.cuh"
+#include "kernels/forward/rows_late.cuh"
 #include "kernels/products/load_role.cuh"
 #include "kernels/rank_view.h"
 #include "schedule/row_blocks.h"
@@ -22,7 +22,8 @@ class ArrivedRows {
   __device__ explicit ArrivedRows(const gpu::RankView& view)
       : view_(view),
         rows_arrived_(view.scratch_layout.rows_arrived.in(view.scratch)),
-        progress_(view.scratch_layout.pull_progress.in(view.scratch)) {}
+        progress_(view.scratch_layout.pull_progress.in(view.scratch) +
+                  static_cast<int>(PulledBy::product)) {}
 
   /// Look number `look` of kLooks at the next tile's blocks.
   static constexpr int kLooks = 3;
@@ -64,44 +65,11 @@ class ArrivedRows {
  private:
   static constexpr int kGroup = 4;
 
-  [[nodiscard]] __device__ bool is_complete(int block) const {
-    return device::acquire<device::Reach::gpu>(rows_arrived_ + block) >= schedule::kRowsPerBlock;
-  }
-
   __device__ void await_block(int block) const {
-    if (is_complete(block)) return;
-    const volatile std::uint32_t& call_failed = view_.control()->call_failed;
-    const std::uint64_t start = device::now_ns();
-    while (!is_complete(block)) {
-      if (call_failed != 0) return;
-      if (device::now_ns() - start > view_.inner_deadline_ns) {
-        fail(block);
-        return;
-      }
-    }
-    device::CallControl* control = view_.control();
-    atomicAdd(
-        is_first_tile_ ? &as_counter(control->start_wait_ns) : &as_counter(control->later_wait_ns),
-        device::now_ns() - start);
-  }
-
-  static __device__ unsigned long long& as_counter(std::uint64_t& value) {
-    return reinterpret_cast<unsigned long long&>(value);
-  }
-
-  /// The first thread to fail the call reports.
-  __device__ void fail(int block) const {
-    device::CallControl* control = view_.control();
-    if (atomicExch(&control->call_failed, 1U) != 0) return;
-    control->failed_for_good = 1;
-    device::FailureRecord failure{};
-    failure.code = device::FailureCode::rows_late;
-    failure.rank = view_.rank;
-    failure.peer = view_.rank;
-    failure.value = block * schedule::kRowsPerBlock;
-    failure.expected = schedule::kRowsPerBlock;
-    failure.seen = device::acquire<device::Reach::gpu>(rows_arrived_ + block);
-    device::report(view_.failure, failure);
+    gpu::await_rows(view_, is_first_tile_ ? gpu::Wait::start : gpu::Wait::later,
+                    block * schedule::kRowsPerBlock, schedule::kRowsPerBlock, [&] {
+                      return device::acquire<device::Reach::gpu>(rows_arrived_ + block);
+                    });
   }
 
   const gpu::RankView& view_;

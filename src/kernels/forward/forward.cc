@@ -6,10 +6,12 @@
 #include "base/activation.h"
 #include "kernels/forward/entries.h"
 #include "kernels/forward/pull_params.h"
+#include "kernels/forward/reduce_targets.h"
 #include "kernels/gate_up_gradient/gate_up_gradient_launch.h"
 #include "kernels/launch.h"
 #include "kernels/products/host_checks.h"
 #include "kernels/products/row_product_launch.h"
+#include "kernels/weight_gradients/weight_gradient_launch.h"
 
 namespace megamoe::gpu {
 namespace {
@@ -74,6 +76,16 @@ const void* gradient_pull_kernel(Sharing sharing) {
   }
 }
 
+const void* gradients_kernel(products::GradientType type, Sharing sharing) {
+  if (type == products::GradientType::bf16) {
+    return sharing == Sharing::rows
+               ? products::weight_gradients_beside_rows_bf16_sharing_rows()
+               : products::weight_gradients_beside_rows_bf16_sharing_channels();
+  }
+  return sharing == Sharing::rows ? products::weight_gradients_beside_rows_fp32_sharing_rows()
+                                  : products::weight_gradients_beside_rows_fp32_sharing_channels();
+}
+
 void launch_push(RowProductLaunch& launch, const RankView& view, const RowOrigin* origin_C,
                  const void* sharing_rows, const void* sharing_channels,
                  const products::LaunchOptions& options) {
@@ -120,7 +132,7 @@ void gate_up_gradient_and_pull(const RankView& view, const products::GroupedRows
   RankView view_copy = view;
   PullParams pulls = cut_rows(view, kGradientChunkBytes);
   pulls.passes[pulls.num_passes++] = pass_of_dy(view, rows);
-  pulls.passes[pulls.num_passes++] = pass_of_x(view, rows);
+  if (rows.x_CH != nullptr) pulls.passes[pulls.num_passes++] = pass_of_x(view, rows);
   with_activation(activation, [&](auto policy) {
     products::launch_clusters(gradient_pull_kernel<decltype(policy)>(launch.sharing),
                               {&launch.params, &policy, &view_copy, &pulls}, options,
@@ -148,6 +160,26 @@ void dx_and_push(const RankView& view, std::byte* plan, const RowOrigin* origin_
               products::dx_and_push_sharing_channels(), options);
 }
 
+void weight_gradients_beside_rows(const RankView& view, std::byte* plan,
+                                  std::span<const products::WeightGradient> gradients,
+                                  products::GradientMode mode, const RowsBeside& beside,
+                                  const products::LaunchOptions& options) {
+  products::WeightGradientLaunch launch = products::describe_weight_gradients(
+      groups_of(view, plan), gradients, mode, options, &view.control()->call_failed);
+  launch.params.num_early_jobs = 1;
+  PullParams pulls = cut_rows(view, kGateUpChunkBytes);
+  pulls.by = PulledBy::weight_gradients;
+  if (beside.x_CH != nullptr) {
+    pulls.passes[pulls.num_passes++] = pass_of_x(view, {.x_CH = beside.x_CH});
+  }
+  ReduceTargets targets{view.plan_layout.ids_TK.in(plan), beside.dx_TH, beside.dweights_TK,
+                        static_cast<std::int32_t>(beside.num_tokens)};
+  RankView view_copy = view;
+  products::launch_clusters(gradients_kernel(launch.type, launch.sharing),
+                            {&launch.params, &view_copy, &pulls, &targets}, options,
+                            products::rows_beside_shared_bytes());
+}
+
 void load_overlap_kernels() {
   for (const Sharing sharing : {Sharing::rows, Sharing::channels}) {
     for (const ActivationKind kind :
@@ -162,7 +194,11 @@ void load_overlap_kernels() {
   }
   for (const void* kernel :
        {products::down_and_push_sharing_rows(), products::down_and_push_sharing_channels(),
-        products::dx_and_push_sharing_rows(), products::dx_and_push_sharing_channels()}) {
+        products::dx_and_push_sharing_rows(), products::dx_and_push_sharing_channels(),
+        products::weight_gradients_beside_rows_bf16_sharing_rows(),
+        products::weight_gradients_beside_rows_bf16_sharing_channels(),
+        products::weight_gradients_beside_rows_fp32_sharing_rows(),
+        products::weight_gradients_beside_rows_fp32_sharing_channels()}) {
     load_kernel(kernel);
   }
 }

@@ -7,9 +7,11 @@
 //   down_and_push,
 //            meet(results_sent), reduce_outputs
 //   backward stage_backward, [plan], meet(rows_staged), order_pulls, gate_up_and_pull (again, for g
-//            and u; dy follows x), gate_up_gradient, dx_and_push, push_dweights, weight gradients,
-//            meet(results_sent), reduce_gradients
-//   with g and u kept: gate_up_gradient_and_pull in place of gate_up_and_pull and gate_up_gradient
+//            and u; dy follows x), gate_up_gradient, dx_and_push, push_dweights,
+//            announce(gradients_sent), weight_gradients_beside_rows, meet(results_sent),
+//            reduce_other_gradients
+//   with g and u kept: gate_up_gradient_and_pull in place of gate_up_and_pull and
+//            gate_up_gradient; x may be left to the weight gradients
 //
 // Two ranks that share a GPU split its SMs by `num_sms`; no kernel here waits for a peer's kernel,
 // nor for a CTA of its own that has not started.
@@ -17,9 +19,12 @@
 // Legend: C padded rows, H hidden, I intermediate, e experts.
 #pragma once
 
+#include <span>
+
 #include "kernels/exchange/exchange.h"
 #include "kernels/products/products.h"
 #include "kernels/rank_view.h"
+#include "kernels/reduce/reduce.h"
 
 namespace megamoe::gpu {
 
@@ -39,8 +44,8 @@ void gate_up_and_pull(const RankView& view, std::byte* plan, const Activation& a
                       const products::LaunchOptions& options);
 
 /// products::multiply_gate_up_gradient on `groups` of the call while its dy rows arrive; x follows
-/// dy and is complete, as is dy of all rows, when the kernel ends. For backward calls that kept g
-/// and u: it takes the place of gate_up_and_pull.
+/// dy unless rows.x_CH is null. What is pulled is complete, of all rows, when the kernel ends. For
+/// backward calls that kept g and u: it takes the place of gate_up_and_pull.
 void gate_up_gradient_and_pull(const RankView& view, const products::GroupedRows& groups,
                                const Activation& activation, const PulledRows& rows,
                                const ConstTensorView& down_eHI, const ConstTensorView& g_CI,
@@ -59,6 +64,23 @@ void dx_and_push(const RankView& view, std::byte* plan, const RowOrigin* origin_
                  const ConstTensorView& dg_CI, const ConstTensorView& du_CI,
                  const ConstTensorView& gate_eIH, const ConstTensorView& up_eIH,
                  const products::LaunchOptions& options);
+
+/// What of a backward call is left to do beside its weight gradients.
+struct RowsBeside {
+  bf16* x_CH = nullptr;  ///< to be pulled, as order_pulls() knows it; null: x is there already
+  RowsOutput dx_TH;      ///< to be reduced as far as time allows
+  DweightsOutput dweights_TK;
+  std::int64_t num_tokens = 0;
+};
+
+/// products::multiply_weight_gradients of all rows. The first of `gradients` does not read x: its
+/// tiles of all experts come before those of the others. Follows announce(gradients_sent). Tokens whose dx and dweights it has not
+/// written are left to reduce_other_gradients(). Fails the call (rows_late) where x does not arrive
+/// within the inner deadline; then the gradients that read it are not written.
+void weight_gradients_beside_rows(const RankView& view, std::byte* plan,
+                                  std::span<const products::WeightGradient> gradients,
+                                  products::GradientMode mode, const RowsBeside& beside,
+                                  const products::LaunchOptions& options);
 
 /// Loads the kernels of this file; call once before the first call of a process, as
 /// load_exchange_kernels().

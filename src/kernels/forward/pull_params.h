@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "comm/gpu_workspace_layout.h"
 #include "megamoe/bf16.h"
 
 namespace megamoe::gpu {
@@ -20,8 +21,10 @@ struct PullPass {
 };
 
 /// All pulls of the first pass come before those of the second. Only the first is counted: a tile
-/// of the same kernel may wait for it, the second is complete at the kernel's end.
+/// of the same kernel may wait for it, the second is complete at the kernel's end. Of a product,
+/// rows are counted too; weight gradients wait for all rows together.
 struct PullParams {
+  PulledBy by = PulledBy::product;
   PullPass passes[2];
   std::int32_t num_passes = 0;
   std::int32_t num_vectors = 0;    ///< of a row

@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "device/barrier.cuh"
+#include "device/cluster.cuh"
 #include "device/flags.cuh"
 #include "device/row_copy.cuh"
 #include "kernels/forward/pull_params.h"
@@ -115,11 +116,15 @@ struct TakenPull {
   std::int32_t pass = -1;  ///< -1: there are no more
 };
 
+__device__ inline PullProgress* pull_progress(const RankView& view, PulledBy by) {
+  return view.scratch_layout.pull_progress.in(view.scratch) + static_cast<int>(by);
+}
+
 /// Takes pulls, and looks one ahead: neither the counter nor the list is waited for between pulls.
 class PullFeed {
  public:
-  __device__ PullFeed(const RankView& view, int num_passes)
-      : progress_(view.scratch_layout.pull_progress.in(view.scratch)),
+  __device__ PullFeed(const RankView& view, PulledBy by, int num_passes)
+      : progress_(pull_progress(view, by)),
         pulls_(view.scratch_layout.ordered_pulls_P.in(view.scratch)),
         rows_(view.scratch_layout.ordered_rows_PK.in(view.scratch)),
         top_k_(view.routing().top_k),
@@ -189,7 +194,8 @@ __device__ inline void move_row(const RankView& view, const PullParams& params,
     ChunkInFlight chunk;
     chunk.num_bytes = static_cast<std::uint32_t>(end - vector) * kPullVectorBytes;
     chunk.to = stores ? to + vector * kPullVectorBytes : nullptr;
-    chunk.completes_rows = end == params.num_vectors && taken.pass == 0;
+    chunk.completes_rows = end == params.num_vectors && taken.pass == 0 &&
+                           params.by == PulledBy::product;
     if (chunk.completes_rows && stores) chunk.block = schedule::block_of_row(taken.row);
     ring.move(from + vector * kPullVectorBytes, chunk);
   }
@@ -202,7 +208,7 @@ __device__ inline void pull_role(const RankView& view, const PullParams& params,
   if (view.control()->call_failed != 0) return;
   device::fence_async_global();  // what peers staged by ordinary stores, the copy engine reads
   PullRing<kChunkBytes> ring(shared, view.scratch_layout.rows_arrived.in(view.scratch));
-  PullFeed feed(view, params.num_passes);
+  PullFeed feed(view, params.by, params.num_passes);
   for (int pass = 0; pass < params.num_passes; ++pass) {
     std::uint32_t num_taken = 0;
     TakenPull taken;
@@ -212,8 +218,7 @@ __device__ inline void pull_role(const RankView& view, const PullParams& params,
     }
     ring.finish();
     if (pass == 0 && device::lane_idx() == 0) {
-      device::signal<device::Reach::gpu>(
-          &view.scratch_layout.pull_progress.in(view.scratch)->num_done, num_taken);
+      device::signal<device::Reach::gpu>(&pull_progress(view, params.by)->num_done, num_taken);
     }
   }
 }

@@ -30,5 +30,9 @@ void reduce_outputs(const RankView& view, std::byte* plan, const RowsOutput& y_T
 void reduce_gradients(const RankView& view, std::byte* plan, const RowsOutput& dx_TH,
                       const DweightsOutput& dweights_TK, std::int64_t num_tokens,
                       cudaStream_t stream);
+/// The same for the tokens that weight_gradients_beside_rows() (forward/forward.h) has left.
+void reduce_other_gradients(const RankView& view, std::byte* plan, const RowsOutput& dx_TH,
+                            const DweightsOutput& dweights_TK, std::int64_t num_tokens,
+                            cudaStream_t stream);
 
 }  // namespace megamoe::gpu

@@ -1,6 +1,7 @@
 // The order of the weight gradients' tiles: expert by expert, its jobs one after the other, lines
 // fastest. An expert's rows, a few tens of MB, stay in the L2 while all of its tiles read them. The
-// number of tiles does not depend on the rows.
+// number of tiles does not depend on the rows. Early jobs go through all experts before the others
+// begin: those may still await their rows.
 #pragma once
 
 #include <cstdint>
@@ -26,19 +27,25 @@ class GradientWalk {
  public:
   __device__ GradientWalk(const WeightGradientParams& params, int cta_rank)
       : params_(params), cta_rank_(cta_rank), next_(static_cast<int>(blockIdx.x) / kClusterSize) {
-    for (int job = 0; job < params.num_jobs; ++job) tiles_per_group_ += num_tiles(params.jobs[job]);
+    for (int job = 0; job < params.num_jobs; ++job) {
+      (job < params.num_early_jobs ? early_tiles_ : late_tiles_) += num_tiles(params.jobs[job]);
+    }
   }
 
   __device__ bool next(GradientTile& tile) {
-    while (next_ < tiles_per_group_ * params_.rows.num_groups) {
-      tile.group = next_ / tiles_per_group_;
-      int local = next_ - tile.group * tiles_per_group_;
+    const int num_groups = params_.rows.num_groups;
+    while (next_ < (early_tiles_ + late_tiles_) * num_groups) {
+      const bool is_early = next_ < early_tiles_ * num_groups;
+      const int first = is_early ? 0 : early_tiles_ * num_groups;
+      const int tiles_per_group = is_early ? early_tiles_ : late_tiles_;
+      tile.group = (next_ - first) / tiles_per_group;
+      int local = next_ - first - tile.group * tiles_per_group;
       next_ += static_cast<int>(gridDim.x) / kClusterSize;
       const int num_rows = params_.rows.count[tile.group];
       // Adding nothing must leave the gradient as it was, bit by bit.
       if (num_rows == 0 && params_.update == GradientUpdate::add) continue;
 
-      tile.job = 0;
+      tile.job = is_early ? 0 : params_.num_early_jobs;
       while (local >= num_tiles(params_.jobs[tile.job]))
         local -= num_tiles(params_.jobs[tile.job++]);
       const GradientJob& job = params_.jobs[tile.job];
@@ -74,7 +81,8 @@ class GradientWalk {
   const WeightGradientParams& params_;
   int cta_rank_;
   int next_;
-  int tiles_per_group_ = 0;
+  int early_tiles_ = 0;  ///< of an expert
+  int late_tiles_ = 0;
 };
 
 }  // namespace megamoe::products

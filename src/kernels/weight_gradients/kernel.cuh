@@ -62,11 +62,14 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
   if (warp < static_cast<int>(kWarpsPerWarpgroup)) {
     device::release_registers_to<kProducerRegisters>();
     if (warp == static_cast<int>(ProducerWarp::loads)) {
-      if (device::elect_one()) gradient_load_role<kShared>(params, shared, cta_rank);
+      if (device::elect_one()) {
+        gradient_load_role<kShared>(params, shared, cta_rank, [](const GradientTile&) {});
+      }
     } else if (warp != static_cast<int>(ProducerWarp::idle)) {
       if (device::elect_one()) {
         gradient_store_role<kShared, kType>(params, shared, cta_rank,
-                                            warp - static_cast<int>(ProducerWarp::stores_slot_0));
+                                            warp - static_cast<int>(ProducerWarp::stores_slot_0),
+                                           [](const GradientTile&) { return true; });
       }
     }
     __syncwarp();

@@ -26,9 +26,10 @@ constexpr OperandLayout gradient_layout() {
           kRowsShared ? kSubTile / 2 : kSubTile};
 }
 
-template <Shared kShared>
+/// `await(tile)` is called before the tile's first load.
+template <Shared kShared, class Await>
 __device__ inline void gradient_load_role(const WeightGradientParams& params, SharedStorage& shared,
-                                          int cta_rank) {
+                                          int cta_rank, Await&& await) {
   const std::uint32_t stages = device::shared_address(shared.stages);
   const std::uint32_t filled = device::shared_address(shared.barriers.stage_filled);
   const std::uint32_t free = device::shared_address(shared.barriers.stage_free);
@@ -36,6 +37,7 @@ __device__ inline void gradient_load_role(const WeightGradientParams& params, Sh
   StageRing ring;
   GradientTile tile;
   while (walk.next(tile)) {
+    await(tile);
     const GradientJob& job = params.jobs[tile.job];
     const CUtensorMap* lines = &job.lines[tile.num_blocks > 0 ? tile.num_blocks - 1 : 0];
     const int channel_block = tile.channel_tile * (kTileChannels / kGradientBlock);

@@ -31,16 +31,18 @@ __device__ inline void store_gradient_piece(const WeightGradientParams& params,
   }
 }
 
-template <Shared kShared, GradientType kType>
+/// Stores the pieces of tiles of which `may_store(tile)` is true when they are complete.
+template <Shared kShared, GradientType kType, class MayStore>
 __device__ inline void gradient_store_role(const WeightGradientParams& params,
-                                           SharedStorage& shared, int cta_rank, int slot_idx) {
+                                           SharedStorage& shared, int cta_rank, int slot_idx,
+                                           const MayStore& may_store) {
   GradientWalk<kShared> walk(params, cta_rank);
   SlotStores<GradientPieces<kType>> stores(shared, slot_idx);
   GradientTile tile;
   while (walk.next(tile)) {
     if (tile.num_blocks == 0) continue;
     stores.store_tile_pieces([&](int warpgroup, int piece, std::uint32_t slot) {
-      store_gradient_piece<kType>(params, tile, warpgroup, piece, slot);
+      if (may_store(tile)) store_gradient_piece<kType>(params, tile, warpgroup, piece, slot);
     });
   }
   device::wait_stores_complete<0>();

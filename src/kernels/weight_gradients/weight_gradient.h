@@ -47,6 +47,7 @@ enum class GradientUpdate : std::int32_t { store, add };
 struct WeightGradientParams {
   GradientJob jobs[kMaxGradientJobs];
   std::int32_t num_jobs;
+  std::int32_t num_early_jobs;  ///< of all experts before the other jobs; may be 0
   GradientUpdate update;
   const std::uint32_t* cancelled;  ///< null, or a word that is not 0 where nothing may be written
   GroupedRowsArgs rows;

@@ -6,7 +6,7 @@
 #include "kernels/products/host_checks.h"
 #include "kernels/products/host_maps.h"
 #include "kernels/products/products.h"
-#include "kernels/weight_gradients/weight_gradient.h"
+#include "kernels/weight_gradients/weight_gradient_launch.h"
 #include "megamoe/error.h"
 
 namespace megamoe::products {
@@ -88,34 +88,46 @@ Sharing choose(Sharing wanted, std::span<const WeightGradient> gradients) {
 
 }  // namespace
 
-void multiply_weight_gradients(const GroupedRows& rows, std::span<const WeightGradient> gradients,
-                               GradientMode mode, const LaunchOptions& options,
-                               const std::uint32_t* cancelled) {
+WeightGradientLaunch describe_weight_gradients(const GroupedRows& rows,
+                                               std::span<const WeightGradient> gradients,
+                                               GradientMode mode, const LaunchOptions& options,
+                                               const std::uint32_t* cancelled) {
   if (gradients.empty() || gradients.size() > kMaxGradientJobs) {
     throw Error(ErrorCode::invalid_argument,
                 "gradients: one to three a call, got " + std::to_string(gradients.size()));
   }
   check_groups(rows, "weight gradients");
+  WeightGradientLaunch launch;
   const DType dtype = gradients.front().gradient_eRC.dtype;
-  const Sharing sharing = choose(options.sharing, gradients);
-  WeightGradientParams params{};
+  launch.type = dtype == DType::bf16 ? GradientType::bf16 : GradientType::fp32;
+  launch.sharing = choose(options.sharing, gradients);
+  WeightGradientParams& params = launch.params;
   params.num_jobs = static_cast<int>(gradients.size());
   params.update = mode == GradientMode::accumulate ? GradientUpdate::add : GradientUpdate::store;
   params.cancelled = cancelled;
   params.rows = {rows.begin, rows.count, rows.num_groups};
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     check_gradient(gradients[i], rows, dtype, mode);
-    params.jobs[i] = describe_job(options, gradients[i], sharing);
+    params.jobs[i] = describe_job(options, gradients[i], launch.sharing);
   }
+  return launch;
+}
+
+void multiply_weight_gradients(const GroupedRows& rows, std::span<const WeightGradient> gradients,
+                               GradientMode mode, const LaunchOptions& options,
+                               const std::uint32_t* cancelled) {
+  WeightGradientLaunch launch =
+      describe_weight_gradients(rows, gradients, mode, options, cancelled);
+  const bool shares_rows = launch.sharing == Sharing::rows;
   const void* kernel = nullptr;
-  if (dtype == DType::bf16) {
-    kernel = sharing == Sharing::rows ? weight_gradient_bf16_sharing_rows()
-                                      : weight_gradient_bf16_sharing_channels();
+  if (launch.type == GradientType::bf16) {
+    kernel = shares_rows ? weight_gradient_bf16_sharing_rows()
+                         : weight_gradient_bf16_sharing_channels();
   } else {
-    kernel = sharing == Sharing::rows ? weight_gradient_fp32_sharing_rows()
-                                      : weight_gradient_fp32_sharing_channels();
+    kernel = shares_rows ? weight_gradient_fp32_sharing_rows()
+                         : weight_gradient_fp32_sharing_channels();
   }
-  launch_clusters(kernel, {&params}, options);
+  launch_clusters(kernel, {&launch.params}, options);
 }
 
 }  // namespace megamoe::products

@@ -1,0 +1,13 @@
+#include "kernels/forward/entries.h"
+#include "kernels/forward/weight_gradients_beside_rows_kernel.cuh"
+
+namespace megamoe::products {
+
+const void* weight_gradients_beside_rows_bf16_sharing_rows() {
+  return reinterpret_cast<const void*>(
+      &weight_gradients_beside_rows_kernel<Shared::rows, GradientType::bf16>);
+}
+
+std::size_t rows_beside_shared_bytes() { return kSharedBytesWith<SharedStorage, RowsBesideShared>; }
+
+}  // namespace megamoe::products

@@ -1,0 +1,103 @@
+// The weight gradients, beside which rows travel: x arrives under the gradients of down, which do
+// not read it, and dx, which has left before, is reduced where it has arrived. The kernel of
+// weight_gradients/kernel.cuh, whose fourth producer warp pulls and then reduces.
+//
+// Read next: pull_role.cuh, reduce_role.cuh.
+#pragma once
+
+#include "kernels/forward/beside_stages.cuh"
+#include "kernels/forward/pull_role.cuh"
+#include "kernels/forward/reduce_role.cuh"
+#include "kernels/forward/rows_late.cuh"
+#include "kernels/weight_gradients/kernel.cuh"
+
+namespace megamoe::products {
+
+struct RowsBesideShared {
+  gpu::PullShared<gpu::kGateUpChunkBytes> pulls;
+  gpu::ReduceShared reduction;  ///< in the chunks of the pulls
+  std::uint32_t rows_late;      ///< the loads of tiles that need x brought anything
+};
+static_assert(gpu::kReduceBuffers * gpu::kReduceBufferBytes <=
+              sizeof(gpu::PullShared<gpu::kGateUpChunkBytes>::chunks));
+
+/// Waits, before the first tile that needs x, until all of it is there.
+class ArrivedX {
+ public:
+  __device__ ArrivedX(const gpu::RankView& view, const gpu::PullParams& pulls,
+                      std::uint32_t& rows_late)
+      : view_(view),
+        progress_(gpu::pull_progress(view, PulledBy::weight_gradients)),
+        rows_late_(rows_late),
+        is_in_place_(pulls.num_passes == 0) {}
+
+  __device__ void await() {
+    if (is_in_place_) return;
+    is_in_place_ = true;
+    const std::uint32_t expected = progress_->num_pulls;
+    const auto num_done = [&] { return device::acquire<device::Reach::gpu>(&progress_->num_done); };
+    if (!gpu::await_rows(view_, gpu::Wait::later, 0, expected, num_done)) rows_late_ = 1;
+    device::fence_async_global();
+  }
+
+ private:
+  const gpu::RankView& view_;
+  const PullProgress* progress_;
+  std::uint32_t& rows_late_;
+  bool is_in_place_;
+};
+
+template <Shared kShared, GradientType kType>
+__global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThreads, 1)
+    weight_gradients_beside_rows_kernel(const __grid_constant__ WeightGradientParams params,
+                                        const __grid_constant__ gpu::RankView view,
+                                        const __grid_constant__ gpu::PullParams pull_params,
+                                        const __grid_constant__ gpu::ReduceTargets targets) {
+  extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
+  SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  RowsBesideShared& beside = beside_stages<SharedStorage, RowsBesideShared>(shared_bytes);
+  if (view.control()->call_failed != 0) return;  // the same in all CTAs
+  const int warp = device::warp_idx();
+  const int cta_rank = static_cast<int>(device::cluster_cta_rank());
+
+  if (warp == 0 && device::elect_one()) {
+    gpu::init_pull_barriers(beside.pulls);
+    gpu::init_reduce_barriers(beside.reduction);
+    beside.rows_late = 0;
+    init_barriers(shared.barriers);
+  }
+  __syncthreads();
+  device::cluster_sync();
+
+  if (warp < static_cast<int>(kWarpsPerWarpgroup)) {
+    device::release_registers_to<kProducerRegisters>();
+    if (warp == static_cast<int>(ProducerWarp::loads)) {
+      if (device::elect_one()) {
+        ArrivedX x(view, pull_params, beside.rows_late);
+        gradient_load_role<kShared>(params, shared, cta_rank, [&](const GradientTile& tile) {
+          if (tile.job >= params.num_early_jobs) x.await();
+        });
+        *const_cast<volatile std::uint32_t*>(&beside.reduction.loads_done) = 1;
+      }
+    } else if (warp == static_cast<int>(ProducerWarp::pulls)) {
+      if (pull_params.num_passes > 0) gpu::pull_role(view, pull_params, beside.pulls);
+      gpu::reduce_role(view, targets, &beside.pulls.chunks[0][0], beside.reduction);
+    } else {
+      if (device::elect_one()) {
+        const volatile std::uint32_t& rows_late = beside.rows_late;
+        gradient_store_role<kShared, kType>(params, shared, cta_rank,
+                                            warp - static_cast<int>(ProducerWarp::stores_slot_0),
+                                            [&](const GradientTile&) { return rows_late == 0; });
+      }
+    }
+    __syncwarp();
+  } else {
+    device::claim_registers_up_to<kMathRegisters>();
+    gradient_math_role<kShared, kType>(params, shared, cta_rank,
+                                       warp / static_cast<int>(kWarpsPerWarpgroup) - 1);
+  }
+  // Neither CTA may leave while the other still signals its barriers or multicasts into its stages.
+  device::cluster_sync();
+}
+
+}  // namespace megamoe::products
