@@ -204,12 +204,14 @@ void CudaBackend::forward(std::unique_ptr<CallState>& call_state, const ForwardI
   const TensorView u = kept_tensor(state.saved_u);
 
   memory_.order.enter(stream);
-  memory_.stages.start("stage", stream);
+  memory_.stages.start("stage_and_plan", stream);
+  memory_.side.run(stream, [&](cudaStream_t side) {
+    gpu::count_slots(view_, plan, routing, num_tokens, side);
+    gpu::enter_call(view_, plan, CallKind::forward, tag(CallKind::forward), num_tokens, side);
+    gpu::write_pull_lists(view_, plan, num_tokens, side);
+  });
   gpu::stage_forward(view_, rows_input(input.x), num_tokens, stream);
-  memory_.stages.start("plan", stream);
-  gpu::count_slots(view_, plan, routing, num_tokens, stream);
-  gpu::enter_call(view_, plan, CallKind::forward, tag(CallKind::forward), num_tokens, stream);
-  gpu::write_pull_lists(view_, plan, num_tokens, stream);
+  memory_.side.join(stream);
   memory_.stages.start("meet", stream);
   gpu::meet(view_, plan, Signal::rows_staged, stream);
   const gpu::PulledRows pulled{rows_of(rows_.x_CH), nullptr, nullptr, rows_.origin_C};
@@ -384,12 +386,14 @@ void CudaBackend::backward(const CallState* call_state, const BackwardInput& inp
   const products::LaunchOptions launch = launch_options(num_tokens, stream);
 
   memory_.order.enter(stream);
-  memory_.stages.start("stage", stream);
+  memory_.stages.start("stage_and_plan", stream);
+  memory_.side.run(stream, [&](cudaStream_t side) {
+    gpu::count_planned_slots(view_, plan, num_tokens, side);
+    gpu::enter_call(view_, plan, CallKind::backward, tag(CallKind::backward), num_tokens, side);
+    gpu::write_pull_lists(view_, plan, num_tokens, side);
+  });
   gpu::stage_backward(view_, plan, rows_input(in.x), rows_input(in.dy), num_tokens, stream);
-  memory_.stages.start("plan", stream);
-  gpu::count_planned_slots(view_, plan, num_tokens, stream);
-  gpu::enter_call(view_, plan, CallKind::backward, tag(CallKind::backward), num_tokens, stream);
-  gpu::write_pull_lists(view_, plan, num_tokens, stream);
+  memory_.side.join(stream);
   memory_.stages.start("meet", stream);
   gpu::meet(view_, plan, Signal::rows_staged, stream);
   gate_up_gradient(state, in, launch);

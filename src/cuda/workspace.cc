@@ -24,6 +24,7 @@ CudaWorkspace::CudaWorkspace(const LayerConfig& config, Workspace::Impl& workspa
     : device(device_of(workspace.communicator)),
       local(device, workspace.bytes.local, "the row buffers of a workspace"),
       order(device),
+      side(device),
       workspace_(workspace) {
   const CurrentDevice current(device);
   const WorkspaceDims dims = workspace_dims(config, workspace.communicator.size());

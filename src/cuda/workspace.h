@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/runtime.h"
+#include "cuda/side_stream.h"
 #include "cuda/stage_clock.h"
 #include "cuda/stream_order.h"
 #include "device/call_control.h"
@@ -25,6 +26,7 @@ class CudaWorkspace final : public WorkspaceMemory {
   PinnedValue<device::FailureRecord> failure;
   PinnedValue<std::uint32_t> stop;  ///< set once a peer has gone: kernels that wait give up
   StreamOrder order;
+  SideStream side;
   StageClock stages;
 
  private:
