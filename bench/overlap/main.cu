@@ -116,6 +116,7 @@ class GroupBench {
          [this](LayerRank& l) { l.enqueue_backward(Overlap::off, layers_.options); });
     time("backward saved, overlapped", 6,
          [this](LayerRank& l) { l.enqueue_backward(Overlap::on, layers_.options); });
+    time_gate_up_gradient(no_rows.data());
     set_memory(testing::Memory::recompute);
     time("dx", 4, [this](LayerRank& l) {
       multiply_dx(l.groups(), l.dg_CI(), l.du_CI(), l.experts().gate(), l.experts().up(),
@@ -137,6 +138,38 @@ class GroupBench {
     dims.intermediate_dim = shape.intermediate;
     dims.row_capacity = std::int64_t{num_tokens} * shape.num_slots * 9 / 8;
     return dims;
+  }
+
+  /// With g and u kept: alone, with dy pulled under it, with x too, and the parts of that.
+  void time_gate_up_gradient(std::byte* no_rows) {
+    const auto order = [](LayerRank& l) {
+      gpu::order_pulls(l.rank().view, l.plan(), l.backward_rows(), l.rank().stream);
+    };
+    const auto pulling = [this](LayerRank& l, const products::GroupedRows& groups, bool x) {
+      gpu::PulledRows rows = l.backward_rows();
+      if (!x) rows.x_CH = nullptr;
+      gpu::gate_up_gradient_and_pull(l.rank().view, groups, {}, rows, l.experts().down(),
+                                     l.kept_g_CI(), l.kept_u_CI(), l.gradients(), options_of(l));
+    };
+    time("p", 2, [this](LayerRank& l) {
+      l.enqueue_gate_up_gradient(l.kept_g_CI(), l.kept_u_CI(), options_of(l));
+    });
+    time("order of dy and x", 0, order);
+    time("order, p_and_pull dy", 2, [&](LayerRank& l) {
+      order(l);
+      pulling(l, l.groups(), false);
+    });
+    time("order, p_and_pull dy and x", 2, [&](LayerRank& l) {
+      order(l);
+      pulling(l, l.groups(), true);
+    });
+    time("p_and_pull, all here", 2, [&](LayerRank& l) { pulling(l, l.groups(), false); });
+    time("order, p's pulls of dy alone", 0, [&](LayerRank& l) {
+      order(l);
+      products::GroupedRows none = l.groups();
+      none.begin = none.count = reinterpret_cast<const std::int32_t*>(no_rows);
+      pulling(l, none, false);
+    });
   }
 
   [[nodiscard]] products::LaunchOptions options_of(LayerRank& layer) const {
