@@ -145,30 +145,31 @@ class GroupBench {
     const auto order = [](LayerRank& l) {
       gpu::order_pulls(l.rank().view, l.plan(), l.backward_rows(), l.rank().stream);
     };
-    const auto pulling = [this](LayerRank& l, const products::GroupedRows& groups, bool x) {
-      gpu::PulledRows rows = l.backward_rows();
-      if (!x) rows.x_CH = nullptr;
-      gpu::gate_up_gradient_and_pull(l.rank().view, groups, {}, rows, l.experts().down(),
-                                     l.kept_g_CI(), l.kept_u_CI(), l.gradients(), options_of(l));
+    const auto pulling = [this](LayerRank& l, const products::GroupedRows& groups,
+                                gpu::LastPass x_pass) {
+      gpu::gate_up_gradient_and_pull(l.rank().view, groups, {}, l.backward_rows(),
+                                     l.experts().down(), l.kept_g_CI(), l.kept_u_CI(),
+                                     l.gradients(), x_pass, options_of(l));
     };
+    constexpr gpu::LastPass kDyAlone = gpu::LastPass::by_weight_gradients;
     time("p", 2, [this](LayerRank& l) {
       l.enqueue_gate_up_gradient(l.kept_g_CI(), l.kept_u_CI(), options_of(l));
     });
     time("order of dy and x", 0, order);
     time("order, p_and_pull dy", 2, [&](LayerRank& l) {
       order(l);
-      pulling(l, l.groups(), false);
+      pulling(l, l.groups(), kDyAlone);
     });
     time("order, p_and_pull dy and x", 2, [&](LayerRank& l) {
       order(l);
-      pulling(l, l.groups(), true);
+      pulling(l, l.groups(), gpu::LastPass::now);
     });
-    time("p_and_pull, all here", 2, [&](LayerRank& l) { pulling(l, l.groups(), false); });
+    time("p_and_pull, all here", 2, [&](LayerRank& l) { pulling(l, l.groups(), kDyAlone); });
     time("order, p's pulls of dy alone", 0, [&](LayerRank& l) {
       order(l);
       products::GroupedRows none = l.groups();
       none.begin = none.count = reinterpret_cast<const std::int32_t*>(no_rows);
-      pulling(l, none, false);
+      pulling(l, none, kDyAlone);
     });
   }
 

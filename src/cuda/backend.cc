@@ -288,18 +288,16 @@ void CudaBackend::gate_up_gradient(const CudaCallState& state, const BackwardInp
     gradient_of(all_rows(plan), rows_.dg_CI, rows_.du_CI, input, launch);
     return;
   }
-  const bool all_saved = all_rows_are_kept();
+  const bool all_saved = saved_rows_ == padded_rows_;
   if (!all_saved) gpu::split_groups(view_, plan, saved_rows_, launch.stream);
   const products::GroupedRows kept = all_saved ? all_rows(plan) : kept_rows(plan);
   if (overlap) {
     memory_.stages.start("p", launch.stream);
     // Where no row needs g and u again, only the weight gradients need x.
-    gpu::PulledRows now = pulled;
-    if (all_saved) now.x_CH = nullptr;
-    gpu::gate_up_gradient_and_pull(view_, kept, config_.activation, now, input.experts.down,
+    gpu::gate_up_gradient_and_pull(view_, kept, config_.activation, pulled, input.experts.down,
                                    kept_tensor(state.saved_g), kept_tensor(state.saved_u),
                                    {rows_.dg_CI, rows_.du_CI, rows_.a_CI, rows_.dweight_segments},
-                                   launch);
+                                   gpu::LastPass::by_weight_gradients, launch);
   } else {
     gradient_of(kept, kept_tensor(state.saved_g), kept_tensor(state.saved_u), input, launch);
   }
@@ -330,7 +328,7 @@ void CudaBackend::gradients_beside_rows(std::byte* plan, std::int64_t num_tokens
   gpu::announce(view_, Signal::gradients_sent, launch.stream);
   memory_.stages.start("weight_gradients", launch.stream);
   gpu::RowsBeside beside;
-  if (all_rows_are_kept()) beside.x_CH = rows_of(rows_.x_CH);
+  if (saved_rows_ > 0) beside.x_CH = rows_of(rows_.x_CH);
   beside.dx_TH = rows_output(output.dx);
   beside.dweights_TK = dweights_output(output.dweights);
   beside.num_tokens = num_tokens;

@@ -75,7 +75,6 @@ class CudaBackend final : public LayerBackend {
       const ExpertGradients& gradients) const;
   [[nodiscard]] std::size_t num_gradient_jobs() const { return expected_.gated ? 3 : 2; }
   [[nodiscard]] products::GradientMode gradient_mode() const;
-  [[nodiscard]] bool all_rows_are_kept() const { return saved_rows_ == padded_rows_; }
 
   LayerConfig config_;
   Workspace::Impl& workspace_;

@@ -123,7 +123,7 @@ class LayerRank {
       } else {
         gpu::gate_up_gradient_and_pull(rank_.view, groups(), activation, backward_rows(),
                                        experts_.down(), kept_g_CI(), kept_u_CI(), gradients(),
-                                       options);
+                                       gpu::LastPass::now, options);
       }
       gpu::dx_and_push(rank_.view, plan(), rank_.origin_C.data(), dg_CI(), du_CI(), gate(),
                        experts_.up(), options);

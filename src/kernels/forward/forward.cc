@@ -5,7 +5,6 @@
 
 #include "base/activation.h"
 #include "kernels/forward/entries.h"
-#include "kernels/forward/pull_params.h"
 #include "kernels/forward/reduce_targets.h"
 #include "kernels/gate_up_gradient/gate_up_gradient_launch.h"
 #include "kernels/launch.h"
@@ -122,7 +121,7 @@ void gate_up_gradient_and_pull(const RankView& view, const products::GroupedRows
                                const Activation& activation, const PulledRows& rows,
                                const ConstTensorView& down_eHI, const ConstTensorView& g_CI,
                                const ConstTensorView& u_CI,
-                               const products::GateUpGradientOutputs& outputs,
+                               const products::GateUpGradientOutputs& outputs, LastPass x_pass,
                                const products::LaunchOptions& options) {
   const std::int64_t num_rows = outputs.wa_NI.sizes[0];
   if (num_rows == 0) return;
@@ -132,7 +131,8 @@ void gate_up_gradient_and_pull(const RankView& view, const products::GroupedRows
   RankView view_copy = view;
   PullParams pulls = cut_rows(view, kGradientChunkBytes);
   pulls.passes[pulls.num_passes++] = pass_of_dy(view, rows);
-  if (rows.x_CH != nullptr) pulls.passes[pulls.num_passes++] = pass_of_x(view, rows);
+  pulls.passes[pulls.num_passes++] = pass_of_x(view, rows);
+  pulls.last_pass = x_pass;
   with_activation(activation, [&](auto policy) {
     products::launch_clusters(gradient_pull_kernel<decltype(policy)>(launch.sharing),
                               {&launch.params, &policy, &view_copy, &pulls}, options,

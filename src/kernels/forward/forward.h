@@ -22,6 +22,7 @@
 #include <span>
 
 #include "kernels/exchange/exchange.h"
+#include "kernels/forward/pull_params.h"
 #include "kernels/products/products.h"
 #include "kernels/rank_view.h"
 #include "kernels/reduce/reduce.h"
@@ -44,13 +45,14 @@ void gate_up_and_pull(const RankView& view, std::byte* plan, const Activation& a
                       const products::LaunchOptions& options);
 
 /// products::multiply_gate_up_gradient on `groups` of the call while its dy rows arrive; x follows
-/// dy unless rows.x_CH is null. What is pulled is complete, of all rows, when the kernel ends. For
-/// backward calls that kept g and u: it takes the place of gate_up_and_pull.
+/// dy, or is left to weight_gradients_beside_rows() unless split_groups() has found rows that need
+/// it before. What is pulled is complete, of all rows, when the kernel ends. For backward calls that
+/// kept g and u: it takes the place of gate_up_and_pull.
 void gate_up_gradient_and_pull(const RankView& view, const products::GroupedRows& groups,
                                const Activation& activation, const PulledRows& rows,
                                const ConstTensorView& down_eHI, const ConstTensorView& g_CI,
                                const ConstTensorView& u_CI,
-                               const products::GateUpGradientOutputs& outputs,
+                               const products::GateUpGradientOutputs& outputs, LastPass x_pass,
                                const products::LaunchOptions& options);
 
 /// products::multiply_down, each row of o to its slot at the source, from where
@@ -67,7 +69,9 @@ void dx_and_push(const RankView& view, std::byte* plan, const RowOrigin* origin_
 
 /// What of a backward call is left to do beside its weight gradients.
 struct RowsBeside {
-  bf16* x_CH = nullptr;  ///< to be pulled, as order_pulls() knows it; null: x is there already
+  /// To be pulled, as order_pulls() knows it, where gate_up_gradient_and_pull() has left it; null: x
+  /// is there already.
+  bf16* x_CH = nullptr;
   RowsOutput dx_TH;      ///< to be reduced as far as time allows
   DweightsOutput dweights_TK;
   std::int64_t num_tokens = 0;

@@ -20,6 +20,10 @@ struct PullPass {
   bf16* rows_CH = nullptr;
 };
 
+/// Whether the last pass is made where the weight gradients can make it: where split_groups() has
+/// left them their pulls.
+enum class LastPass : std::int32_t { now, by_weight_gradients };
+
 /// All pulls of the first pass come before those of the second. Only the first is counted: a tile
 /// of the same kernel may wait for it, the second is complete at the kernel's end. Of a product,
 /// rows are counted too; weight gradients wait for all rows together.
@@ -27,6 +31,7 @@ struct PullParams {
   PulledBy by = PulledBy::product;
   PullPass passes[2];
   std::int32_t num_passes = 0;
+  LastPass last_pass = LastPass::now;
   std::int32_t num_vectors = 0;    ///< of a row
   std::int32_t chunk_vectors = 0;  ///< of every chunk but perhaps the last
 };

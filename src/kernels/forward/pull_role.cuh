@@ -201,6 +201,12 @@ __device__ inline void move_row(const RankView& view, const PullParams& params,
   }
 }
 
+__device__ inline int num_passes_now(const RankView& view, const PullParams& params) {
+  const bool is_left = params.last_pass == LastPass::by_weight_gradients &&
+                       pull_progress(view, PulledBy::weight_gradients)->num_pulls != 0;
+  return params.num_passes - (is_left ? 1 : 0);
+}
+
 /// One warp a CTA.
 template <std::uint32_t kChunkBytes>
 __device__ inline void pull_role(const RankView& view, const PullParams& params,
@@ -208,8 +214,9 @@ __device__ inline void pull_role(const RankView& view, const PullParams& params,
   if (view.control()->call_failed != 0) return;
   device::fence_async_global();  // what peers staged by ordinary stores, the copy engine reads
   PullRing<kChunkBytes> ring(shared, view.scratch_layout.rows_arrived.in(view.scratch));
-  PullFeed feed(view, params.by, params.num_passes);
-  for (int pass = 0; pass < params.num_passes; ++pass) {
+  const int num_passes = num_passes_now(view, params);
+  PullFeed feed(view, params.by, num_passes);
+  for (int pass = 0; pass < num_passes; ++pass) {
     std::uint32_t num_taken = 0;
     TakenPull taken;
     while (feed.next(pass, taken)) {
