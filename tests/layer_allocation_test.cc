@@ -121,17 +121,19 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(LayerMemory, ARankWithoutMemoryForItsContextFailsTheCallOnAll) {
   const Problem problem = make_problem(spec_with_tokens({40, 40}));
   const LayerTensors clean = run_layer(problem, {});
-  const LayerTensors after = run_sessions(problem, {}, [](RankSession& session, Communicator& group) {
-    if (group.rank() == 1) {
-      const megamoe::testing::NoMemoryFrom no_memory(4096);
-      expect_error(ErrorCode::out_of_memory, {"memory is exhausted"}, [&] { session.forward(); });
-    } else {
-      expect_error(ErrorCode::out_of_memory, {"rank 1", "memory is exhausted"},
-                   [&] { session.forward(); });
-    }
-    const CallContext context = session.forward();
-    session.backward(context);
-  });
+  const LayerTensors after =
+      run_sessions(problem, {}, [](RankSession& session, Communicator& group) {
+        if (group.rank() == 1) {
+          const megamoe::testing::NoMemoryFrom no_memory(4096);
+          expect_error(ErrorCode::out_of_memory, {"memory is exhausted"},
+                       [&] { session.forward(); });
+        } else {
+          expect_error(ErrorCode::out_of_memory, {"rank 1", "memory is exhausted"},
+                       [&] { session.forward(); });
+        }
+        const CallContext context = session.forward();
+        session.backward(context);
+      });
   EXPECT_EQ(differing_tensors(after, clean), "");
 }
 

@@ -131,8 +131,8 @@ struct PlanScratchLayout {
   Region<std::int32_t> first_row_E;     ///< of this source at the expert's rank
   Region<std::int32_t> first_pull_E;    ///< of this source's tokens that need the expert first
   // Of overlapping products only. P: max_ordered_pulls().
-  Region<PullProgress> pull_progress;   ///< by PulledBy
-  Region<std::uint32_t> num_reduced;    ///< tokens whose dx weight gradients have taken to reduce
+  Region<PullProgress> pull_progress;  ///< by PulledBy
+  Region<std::uint32_t> num_reduced;   ///< tokens whose dx weight gradients have taken to reduce
   Region<OrderedPull> ordered_pulls_P;
   Region<std::int32_t> ordered_rows_PK;
   Region<std::uint32_t> rows_arrived;  ///< of each 64 rows, with their pads: schedule/row_blocks.h

@@ -137,8 +137,7 @@ products::GroupedRows CudaBackend::other_rows(std::byte* plan) const {
 }
 
 /// Peers have about as many tokens as this rank, so an expert's rows are about these.
-products::LaunchOptions CudaBackend::launch_options(std::int64_t num_tokens,
-                                                    cudaStream_t stream) {
+products::LaunchOptions CudaBackend::launch_options(std::int64_t num_tokens, cudaStream_t stream) {
   products::LaunchOptions options;
   options.stream = stream;
   options.tensor_maps = &tensor_maps_;

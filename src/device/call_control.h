@@ -7,7 +7,7 @@ namespace megamoe::device {
 
 /// What a rank tells its peers, once a call each.
 enum class Signal : std::int32_t {
-  entered,      ///< its call header and its counts lie in my memory
+  entered,         ///< its call header and its counts lie in my memory
   rows_staged,     ///< its rows and pull lists may be read
   gradients_sent,  ///< all that it sends me lies in my slots; it may still read my staged rows
   results_sent     ///< likewise, and it reads nothing of this call any more

@@ -85,13 +85,12 @@ TEST_P(Case28HeldMultiprocessors, DoNotKeepTheLayerFromItsEnd) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Ways, Case28HeldMultiprocessors,
-    ::testing::Values(Occupation{1, Overlap::on, MemoryMode::saved},
-                      Occupation{1, Overlap::off, MemoryMode::recompute},
-                      Occupation{2, Overlap::on, MemoryMode::recompute},
-                      Occupation{2, Overlap::on, MemoryMode::saved},
-                      Occupation{2, Overlap::off, MemoryMode::saved}));
+INSTANTIATE_TEST_SUITE_P(Ways, Case28HeldMultiprocessors,
+                         ::testing::Values(Occupation{1, Overlap::on, MemoryMode::saved},
+                                           Occupation{1, Overlap::off, MemoryMode::recompute},
+                                           Occupation{2, Overlap::on, MemoryMode::recompute},
+                                           Occupation{2, Overlap::on, MemoryMode::saved},
+                                           Occupation{2, Overlap::off, MemoryMode::saved}));
 
 }  // namespace
 }  // namespace megamoe::verify

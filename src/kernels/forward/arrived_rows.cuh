@@ -67,9 +67,8 @@ class ArrivedRows {
 
   __device__ void await_block(int block) const {
     gpu::await_rows(view_, is_first_tile_ ? gpu::Wait::start : gpu::Wait::later,
-                    block * schedule::kRowsPerBlock, schedule::kRowsPerBlock, [&] {
-                      return device::acquire<device::Reach::gpu>(rows_arrived_ + block);
-                    });
+                    block * schedule::kRowsPerBlock, schedule::kRowsPerBlock,
+                    [&] { return device::acquire<device::Reach::gpu>(rows_arrived_ + block); });
   }
 
   const gpu::RankView& view_;

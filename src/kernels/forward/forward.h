@@ -46,8 +46,8 @@ void gate_up_and_pull(const RankView& view, std::byte* plan, const Activation& a
 
 /// products::multiply_gate_up_gradient on `groups` of the call while its dy rows arrive; x follows
 /// dy, or is left to weight_gradients_beside_rows() unless split_groups() has found rows that need
-/// it before. What is pulled is complete, of all rows, when the kernel ends. For backward calls that
-/// kept g and u: it takes the place of gate_up_and_pull.
+/// it before. What is pulled is complete, of all rows, when the kernel ends. For backward calls
+/// that kept g and u: it takes the place of gate_up_and_pull.
 void gate_up_gradient_and_pull(const RankView& view, const products::GroupedRows& groups,
                                const Activation& activation, const PulledRows& rows,
                                const ConstTensorView& down_eHI, const ConstTensorView& g_CI,
@@ -69,18 +69,19 @@ void dx_and_push(const RankView& view, std::byte* plan, const RowOrigin* origin_
 
 /// What of a backward call is left to do beside its weight gradients.
 struct RowsBeside {
-  /// To be pulled, as order_pulls() knows it, where gate_up_gradient_and_pull() has left it; null: x
-  /// is there already.
+  /// To be pulled, as order_pulls() knows it, where gate_up_gradient_and_pull() has left it; null:
+  /// x is there already.
   bf16* x_CH = nullptr;
-  RowsOutput dx_TH;      ///< to be reduced as far as time allows
+  RowsOutput dx_TH;  ///< to be reduced as far as time allows
   DweightsOutput dweights_TK;
   std::int64_t num_tokens = 0;
 };
 
 /// products::multiply_weight_gradients of all rows. The first of `gradients` does not read x: its
-/// tiles of all experts come before those of the others. Follows announce(gradients_sent). Tokens whose dx and dweights it has not
-/// written are left to reduce_other_gradients(). Fails the call (rows_late) where x does not arrive
-/// within the inner deadline; then the gradients that read it are not written.
+/// tiles of all experts come before those of the others. Follows announce(gradients_sent). Tokens
+/// whose dx and dweights it has not written are left to reduce_other_gradients(). Fails the call
+/// (rows_late) where x does not arrive within the inner deadline; then the gradients that read it
+/// are not written.
 void weight_gradients_beside_rows(const RankView& view, std::byte* plan,
                                   std::span<const products::WeightGradient> gradients,
                                   products::GradientMode mode, const RowsBeside& beside,

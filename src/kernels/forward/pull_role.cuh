@@ -194,8 +194,8 @@ __device__ inline void move_row(const RankView& view, const PullParams& params,
     ChunkInFlight chunk;
     chunk.num_bytes = static_cast<std::uint32_t>(end - vector) * kPullVectorBytes;
     chunk.to = stores ? to + vector * kPullVectorBytes : nullptr;
-    chunk.completes_rows = end == params.num_vectors && taken.pass == 0 &&
-                           params.by == PulledBy::product;
+    chunk.completes_rows =
+        end == params.num_vectors && taken.pass == 0 && params.by == PulledBy::product;
     if (chunk.completes_rows && stores) chunk.block = schedule::block_of_row(taken.row);
     ring.move(from + vector * kPullVectorBytes, chunk);
   }

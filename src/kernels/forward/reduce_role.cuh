@@ -64,9 +64,7 @@ class TokenParts {
   [[nodiscard]] __device__ std::uint32_t num_bytes() const {
     return min(kReducePartBytes, hidden_bytes_ - offset_);
   }
-  [[nodiscard]] __device__ int num_slots() const {
-    return min(kReduceSlots, num_filled_ - first_);
-  }
+  [[nodiscard]] __device__ int num_slots() const { return min(kReduceSlots, num_filled_ - first_); }
   [[nodiscard]] __device__ bool ends_sum() const { return first_ + kReduceSlots >= num_filled_; }
   [[nodiscard]] __device__ std::uint32_t offset() const { return offset_; }
   __device__ void advance() {
@@ -163,8 +161,8 @@ __device__ inline bool gradients_arrive(const RankView& view, const ReduceShared
     bool all = true;
     for (int peer = device::lane_idx(); peer < view.routing().num_ranks;
          peer += device::kWarpSize) {
-      const device::SignalValue seen = device::load_acquire_sys(
-          view.signal(device::Signal::gradients_sent, view.rank, peer));
+      const device::SignalValue seen =
+          device::load_acquire_sys(view.signal(device::Signal::gradients_sent, view.rank, peer));
       all = all && device::epoch_of(seen) >= epoch && (seen & device::kSenderFailed) == 0;
     }
     if (__all_sync(0xffffffffU, all)) return true;

@@ -68,9 +68,9 @@ GateUpGradientLaunch describe_gate_up_gradient(
   launch.sharing = activation.kind == ActivationKind::swiglu
                        ? choose_sharing(options, params.num_channel_tiles)
                        : Sharing::channels;
-  params.down =
-      weight_map_channel_major(options, down_eHI, launch.sharing == Sharing::rows ? kBlockK : kBlockK / 2,
-                               "down", gradient::kTileChannels);
+  params.down = weight_map_channel_major(options, down_eHI,
+                                         launch.sharing == Sharing::rows ? kBlockK : kBlockK / 2,
+                                         "down", gradient::kTileChannels);
   params.dy = input_maps(options, dy_NH, launch.sharing, "dy");
   if (gated) {
     params.g = whole_tile_maps(options, g_NI, "g");

@@ -19,8 +19,7 @@ __global__ __launch_bounds__(kMaxExperts) void split_kernel(const __grid_constan
   layout.other_count_e.in(plan)[expert] = count - kept;
   if (kept < count) {
     // g and u of the other rows need x soon: it is not left to the weight gradients.
-    view.scratch_layout.pull_progress
-        .in(view.scratch)[static_cast<int>(PulledBy::weight_gradients)]
+    view.scratch_layout.pull_progress.in(view.scratch)[static_cast<int>(PulledBy::weight_gradients)]
         .num_pulls = 0;
   }
 }

@@ -3,7 +3,8 @@
 namespace megamoe::products {
 namespace {
 
-RowMaps row_maps(const LaunchOptions& options, const ConstTensorView& rows, int rows_per_unit, const char* name) {
+RowMaps row_maps(const LaunchOptions& options, const ConstTensorView& rows, int rows_per_unit,
+                 const char* name) {
   RowMaps maps;
   for (int units = 1; units <= schedule::kMaxUnitsPerTile; ++units) {
     device::TileDescription tile{rows.data, rows.dtype, 2};
@@ -41,11 +42,14 @@ CUtensorMap weight_map_channel_major(const LaunchOptions& options, const ConstTe
   return tensor_map(options, tile, name);
 }
 
-RowMaps input_maps(const LaunchOptions& options, const ConstTensorView& rows, Sharing sharing, const char* name) {
-  return row_maps(
-      options, rows, sharing == Sharing::rows ? schedule::kRowsPerUnit / 2 : schedule::kRowsPerUnit, name);
+RowMaps input_maps(const LaunchOptions& options, const ConstTensorView& rows, Sharing sharing,
+                   const char* name) {
+  return row_maps(options, rows,
+                  sharing == Sharing::rows ? schedule::kRowsPerUnit / 2 : schedule::kRowsPerUnit,
+                  name);
 }
-RowMaps whole_tile_maps(const LaunchOptions& options, const ConstTensorView& rows, const char* name) {
+RowMaps whole_tile_maps(const LaunchOptions& options, const ConstTensorView& rows,
+                        const char* name) {
   return row_maps(options, rows, schedule::kRowsPerUnit, name);
 }
 

@@ -18,15 +18,16 @@ CUtensorMap weight_map_k_major(const LaunchOptions& options, const ConstTensorVi
 /// Weights [e, K, C], channels contiguous, as sub-tiles of 64 channels: one copy brings
 /// `box_channels` / 64 of them for `box_k` of K.
 CUtensorMap weight_map_channel_major(const LaunchOptions& options, const ConstTensorView& weights,
-                                     int box_k, const char* name,
-                                     int box_channels = kTileChannels);
+                                     int box_k, const char* name, int box_channels = kTileChannels);
 
 /// Row inputs [N, C]: 64 columns of a whole tile, or of the half that one CTA loads where the
 /// cluster shares rows.
-RowMaps input_maps(const LaunchOptions& options, const ConstTensorView& rows, Sharing sharing, const char* name);
+RowMaps input_maps(const LaunchOptions& options, const ConstTensorView& rows, Sharing sharing,
+                   const char* name);
 
 /// Row outputs, and row inputs of an epilogue: 64 columns of a whole tile.
-RowMaps whole_tile_maps(const LaunchOptions& options, const ConstTensorView& rows, const char* name);
+RowMaps whole_tile_maps(const LaunchOptions& options, const ConstTensorView& rows,
+                        const char* name);
 
 /// The heuristic behind Sharing::automatic, for the products over grouped rows.
 Sharing choose_sharing(const LaunchOptions& options, int num_channel_tiles);

@@ -26,7 +26,8 @@ RowProductLaunch describe_down(const GroupedRows& rows, const ConstTensorView& a
   params.num_k_blocks_a_source = params.num_k_blocks;
   launch.sharing = choose_sharing(options, params.num_channel_tiles);
   params.weights[0] = weight_map_k_major(
-      options, down_eHI, launch.sharing == Sharing::rows ? kTileChannels : kTileChannels / 2, "down");
+      options, down_eHI, launch.sharing == Sharing::rows ? kTileChannels : kTileChannels / 2,
+      "down");
   params.row_inputs[0] = input_maps(options, a_NI, launch.sharing, "a");
   return launch;
 }
@@ -68,7 +69,8 @@ RowProductLaunch describe_gate_up(const GroupedRows& rows, const Activation& act
   int num_weights = 0;
   int num_outputs = 0;
   if (gated) {
-    params.weights[num_weights++] = weight_map_k_major(options, gate_eIH, kTileChannels / 2, "gate");
+    params.weights[num_weights++] =
+        weight_map_k_major(options, gate_eIH, kTileChannels / 2, "gate");
     if (saving) params.outputs[num_outputs++] = whole_tile_maps(options, g_NI, "g");
   }
   params.weights[num_weights] = weight_map_k_major(options, up_eIH, kTileChannels / 2, "up");

@@ -69,7 +69,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
       if (device::elect_one()) {
         gradient_store_role<kShared, kType>(params, shared, cta_rank,
                                             warp - static_cast<int>(ProducerWarp::stores_slot_0),
-                                           [](const GradientTile&) { return true; });
+                                            [](const GradientTile&) { return true; });
       }
     }
     __syncwarp();

@@ -60,8 +60,7 @@ void check_gradient(const WeightGradient& job, const GroupedRows& rows, DType dt
   check_weights(shape, rows.num_groups, gradient.sizes[1], gradient.sizes[2], "gradient");
 }
 
-GradientJob describe_job(const LaunchOptions& options, const WeightGradient& job,
-                         Sharing sharing) {
+GradientJob describe_job(const LaunchOptions& options, const WeightGradient& job, Sharing sharing) {
   GradientJob described{};
   const bool rows_shared = sharing == Sharing::rows;
   described.channels = operand_map(options, job.channels_NC, rows_shared ? kBlockK : kBlockK / 2,
@@ -121,11 +120,11 @@ void multiply_weight_gradients(const GroupedRows& rows, std::span<const WeightGr
   const bool shares_rows = launch.sharing == Sharing::rows;
   const void* kernel = nullptr;
   if (launch.type == GradientType::bf16) {
-    kernel = shares_rows ? weight_gradient_bf16_sharing_rows()
-                         : weight_gradient_bf16_sharing_channels();
+    kernel =
+        shares_rows ? weight_gradient_bf16_sharing_rows() : weight_gradient_bf16_sharing_channels();
   } else {
-    kernel = shares_rows ? weight_gradient_fp32_sharing_rows()
-                         : weight_gradient_fp32_sharing_channels();
+    kernel =
+        shares_rows ? weight_gradient_fp32_sharing_rows() : weight_gradient_fp32_sharing_channels();
   }
   launch_clusters(kernel, {&launch.params}, options);
 }
