@@ -1,14 +1,20 @@
-"""Times megamoe's operator beside TorchTitan's order of operations and the dense ceiling, in one run.
+"""Times megamoe's operator beside TorchTitan's order of operations, Hugging Face's grouped_mm and the dense ceiling.
 
     torchrun --standalone --nproc-per-node 2 bench/compare.py [--shapes qwen3-30b,qwen3-235b] [--json out.json]
     python bench/compare.py --shapes qwen3-30b          # one rank
 
 Every layer starts after the router, from the same tokens, uniform random routing (seed = rank) and weights. The first
-results of all layers are compared before anything is timed. As `megamoe bench --backend cuda` does it, passes run in
+results of all layers are compared before anything is timed. grouped_mm is transformers' implementation on each GPU
+alone, with all experts there and nothing on the network. As `megamoe bench --backend cuda` does it, passes run in
 bursts of about 40 ms, each after a pause of 200 ms and a pass that is not counted, because the chip's clock falls under
-sustained load; ranks meet before every pass, and figures are medians over --runs passes of the slowest rank's time
-between events of the current stream. TFLOP/s are those of one rank: 6*N*H*I FLOPs forward, 12*N*H*I backward,
-N = tokens * K, also where more are done (recompute). P is a dense 8192^3 product, timed as the layers are.
+sustained load; figures are medians over --runs passes of the slowest rank's time between events of the current stream.
+
+Before every pass the devices meet. `forward_ms` and `backward_ms` are then taken behind a millisecond of other work on
+the stream, as in the middle of a training step: the host has launched what it can. `forward_idle_ms` is the forward
+pass of a device that has nothing else to do, host included, as `megamoe bench` measures it. TFLOP/s are those of one
+rank: 6*N*H*I FLOPs forward, 12*N*H*I backward, N = tokens * K, also where more are done (recompute). P is a dense
+8192^3 product, timed as the layers are. The idle share is that of the tensor cores in forward and backward
+(baseline/idle_share.py), rank 0's.
 
 Records go to --json as they come, and `python -m megamoe.plot` draws them; the last thing printed is a table, where a
 ratio is the time of the last TorchTitan layer of the shape over the line's. --device cpu checks this program, on small
@@ -33,6 +39,8 @@ import torch.distributed as dist
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "bench" / "baseline"))
+from huggingface_layer import Layer as GroupedMmLayer  # noqa: E402
+from idle_share import idle_share  # noqa: E402
 from torchtitan_layer import Layer as TorchTitanLayer  # noqa: E402
 
 #: H, I, E, K
@@ -44,6 +52,8 @@ SHAPES = {
 }
 BURST_MS = 40.0
 PAUSE_S = 0.2
+#: Of a spinning kernel, about a millisecond.
+WORK_AHEAD_CYCLES = 2_000_000
 #: Layers may differ by roundings to bf16 at other places.
 MOST_DIFFERENCE = 0.02
 
@@ -53,6 +63,16 @@ class Clock:
 
     def __init__(self, device):
         self.on_cuda = device.type == "cuda"
+        self.nothing = torch.zeros(1, device=device)
+
+    def meet(self, with_work_ahead):
+        """All ranks' devices begin the next work together; with work ahead the host may enqueue some of it before."""
+        self.wait()
+        dist.barrier()
+        self.wait()
+        if with_work_ahead and self.on_cuda:
+            torch.cuda._sleep(WORK_AHEAD_CYCLES)
+            dist.all_reduce(self.nothing)
 
     def mark(self):
         if not self.on_cuda:
@@ -81,6 +101,7 @@ class Problem:
             return torch.randn(*size, device=device, dtype=torch.bfloat16, generator=generator).mul_(scale)
 
         self.num_experts, self.top_k, self.tokens = experts, top_k, tokens
+        self.of_all_ranks = []
         self.forward_flops = 6 * tokens * top_k * hidden * intermediate
         self.x = normal(tokens, hidden).requires_grad_()
         self.dy = normal(tokens, hidden)
@@ -91,6 +112,15 @@ class Problem:
         self.down = normal(num_local, hidden, intermediate, scale=intermediate**-0.5).requires_grad_()
         gate, up = self.gate_up.detach().chunk(2, dim=1)
         self.gate, self.up = gate.contiguous().requires_grad_(), up.contiguous().requires_grad_()
+
+    def all_experts(self):
+        """gate_up and down of all ranks, made when first asked for."""
+        if not self.of_all_ranks:
+            for part in (self.gate_up, self.down):
+                parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
+                dist.all_gather(parts, part.detach())
+                self.of_all_ranks.append(torch.cat(parts).requires_grad_())
+        return self.of_all_ranks
 
 
 def variants(problem, layers, paths):
@@ -115,18 +145,20 @@ def variants(problem, layers, paths):
 
                 leaves = [problem.x, problem.weights, problem.gate_up, problem.down]
                 found.append(({"layer": "megamoe", "path": path, "mode": mode}, forward, leaves))
-    for name, compiled in (("torchtitan", False), ("torchtitan-compiled", True)):
-        if name in layers:
+    ids, scores = problem.ids, problem.weights
+    for compiled in (False, True):
+        suffix = "-compiled" if compiled else ""
+        if "grouped_mm" + suffix in layers:
+            leaves = [problem.x, problem.weights, *problem.all_experts()]
+            layer = GroupedMmLayer(*leaves[2:], compiled)
+            description = {"layer": "grouped_mm", "path": "sequential", "mode": "saved", "compiled": compiled, "ranks": 1}
+            found.append((description, lambda layer=layer: layer(problem.x, ids, scores), leaves))
+        if "torchtitan" + suffix in layers:
             experts = (problem.gate, problem.up, problem.down)
             layer = TorchTitanLayer(dist.group.WORLD, problem.num_experts, *experts, compiled)
             description = {"layer": "torchtitan", "path": "sequential", "mode": "saved", "compiled": compiled}
-            found.append(
-                (
-                    description,
-                    lambda layer=layer: layer(problem.x, problem.ids, problem.weights),
-                    [problem.x, problem.weights, *experts],
-                )
-            )
+            leaves = [problem.x, problem.weights, *experts]
+            found.append((description, lambda layer=layer: layer(problem.x, ids, scores), leaves))
     return found
 
 
@@ -159,15 +191,13 @@ def slowest(samples_ms, device):
     return values.tolist()
 
 
-def time_passes(one_pass, arguments, device):
+def time_passes(one_pass, arguments, device, with_work_ahead=True):
     """[duration of each stage of the pass, ms]: one_pass(mark) marks its beginning and the end of every stage."""
     clock = Clock(device)
 
     def timed():
         marks = []
-        clock.wait()
-        dist.barrier()
-        clock.wait()
+        clock.meet(with_work_ahead)
         one_pass(lambda: marks.append(clock.mark()))
         clock.wait()
         return slowest([clock.ms(*span) for span in zip(marks, marks[1:])], device)
@@ -195,7 +225,8 @@ def measure(problem, forward, leaves, arguments, device):
         mark()
 
     samples = time_passes(one_pass, arguments, device)
-    record = {}
+    from_idle = [sample[0] for sample in time_passes(one_pass, arguments, device, with_work_ahead=False)]
+    record = {"forward_idle_ms": round(statistics.median(from_idle), 4)}
     for stage, (name, flops) in enumerate(
         (("forward", problem.forward_flops), ("backward", 2 * problem.forward_flops))
     ):
@@ -206,6 +237,9 @@ def measure(problem, forward, leaves, arguments, device):
             f"{name}_ms_range": [round(min(of_stage), 4), round(max(of_stage), 4)],
             f"{name}_tflops": round(flops / median / 1e9, 1),
         }
+    if device.type == "cuda":
+        pass_ms = record["forward_ms"] + record["backward_ms"]
+        record["idle_share"] = round(idle_share(lambda: step(problem, forward, leaves), pass_ms), 3)
     return record
 
 
@@ -245,22 +279,24 @@ def circumstances(arguments, device):
 
 
 def table(records):
-    """A line a record."""
-    lines = [
-        f"{'shape':12} {'layer':32} {'fwd ms':>8} {'TFLOP/s':>8} {'ratio':>6} {'bwd ms':>8} {'TFLOP/s':>8} {'ratio':>6}"
-    ]
+    """A line a record; shares are of P."""
+    stage = f"{'ms':>8} {'TFLOP/s':>8} {'of P':>5} {'ratio':>6}"
+    lines = [f"{'shape':12} {'layer':36} {'forward ' + stage} {'backward ' + stage} {'from idle':>9} {'idle':>5}"]
     for record in records:
         words = [record["layer"], record["path"], record["mode"], "compiled" if record.get("compiled") else ""]
         others = [
             other for other in records if other["layer"] == "torchtitan" and other["shape"] == record["shape"]
         ]
-        cells = [f"{record['shape']:12} {' '.join(word for word in words if word):32}"]
+        cells = [f"{record['shape']:12} {' '.join(word for word in words if word):36}"]
         for name in ("forward", "backward"):
-            ms = record[f"{name}_ms"]
+            ms, tflops = record[f"{name}_ms"], record[f"{name}_tflops"]
             ratio = f"{others[-1][f'{name}_ms'] / ms:.2f}" if others else ""
-            cells.append(f"{ms:8.3f} {record[f'{name}_tflops']:8.1f} {ratio:>6}")
+            cells.append(f"{'':{len(name)}} {ms:8.3f} {tflops:8.1f} {tflops / record['dense_tflops']:5.3f} {ratio:>6}")
+        idle = f"{record['idle_share']:.0%}" if "idle_share" in record else ""
+        cells.append(f"{record['forward_idle_ms']:9.3f} {idle:>5}")
         lines.append(" ".join(cells))
-    lines.append(f"P = {records[0]['dense_tflops']} TFLOP/s, {records[0]['hardware']}, {records[0]['ranks']} ranks")
+    ranks = max(record["ranks"] for record in records)
+    lines.append(f"P = {records[0]['dense_tflops']} TFLOP/s, {records[0]['hardware']}, {ranks} ranks")
     return "\n".join(lines)
 
 
@@ -268,7 +304,7 @@ def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="qwen3-30b,qwen3-235b,deepseek-v3", help=", ".join(SHAPES))
     parser.add_argument("--tokens", type=int, default=8192, help="of each rank")
-    parser.add_argument("--layers", default="megamoe,torchtitan,torchtitan-compiled")
+    parser.add_argument("--layers", default="megamoe,grouped_mm,grouped_mm-compiled,torchtitan,torchtitan-compiled")
     parser.add_argument("--paths", default="fused,sequential", help="of megamoe: with overlap on and off")
     parser.add_argument("--runs", type=int, default=12)
     parser.add_argument("--warmups", type=int, default=4)
@@ -310,7 +346,7 @@ def compare(arguments):
         check_results(problem, compared)
         for description, forward, leaves in compared:
             place = {"shape": shape, "tokens_per_rank": arguments.tokens, "ranks": dist.get_world_size()}
-            record = description | place | {"dense_tflops": dense}
+            record = place | description | {"dense_tflops": dense}
             records.append(record | measure(problem, forward, leaves, arguments, device) | fixed)
             if dist.get_rank() == 0:
                 print(json.dumps({key: records[-1][key] for key in records[-1] if key not in fixed}), flush=True)

@@ -24,7 +24,7 @@ std::string key_of(const LayerConfig& config) {
       << std::bit_cast<std::int32_t>(config.activation.limit) << ' '
       << static_cast<int>(config.memory_mode) << ' ' << static_cast<int>(config.overlap) << ' '
       << static_cast<int>(config.weight_gradient_mode) << ' ' << static_cast<int>(config.backend)
-      << ' ' << config.row_capacity << ' ' << config.shape.max_tokens;
+      << ' ' << config.row_capacity << ' ' << config.num_sms << ' ' << config.shape.max_tokens;
   return key.str();
 }
 

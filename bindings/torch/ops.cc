@@ -22,6 +22,8 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
+#include <climits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -48,6 +50,7 @@ struct Options {
   bool main_grad;
   std::int64_t max_tokens;
   std::int64_t row_capacity;
+  std::int64_t num_sms;
 };
 
 Activation activation_of(const Options& options) {
@@ -116,6 +119,8 @@ Arguments prepare(const Tensor& x, const Tensor& expert_ids, const Tensor& weigh
                   static_cast<std::int32_t>(num_experts * num_ranks),
                   static_cast<std::int32_t>(expert_ids.sizes()[expert_ids.dim() - 1])};
   config.row_capacity = options.row_capacity;
+  // A number that is no int must not become one that is allowed.
+  config.num_sms = static_cast<int>(std::clamp<std::int64_t>(options.num_sms, -1, INT_MAX));
   config.memory_mode = options.save_products ? MemoryMode::saved : MemoryMode::recompute;
   config.overlap = options.overlap_comm ? Overlap::on : Overlap::off;
   config.weight_gradient_mode =
@@ -178,10 +183,10 @@ std::tuple<Tensor, Tensor> forward(const Tensor& x, const Tensor& expert_ids, co
                                    std::optional<Tensor> down_main_grad, std::string group_name,
                                    std::string activation, double activation_limit,
                                    bool save_products, bool overlap_comm, std::int64_t max_tokens,
-                                   std::int64_t row_capacity) {
+                                   std::int64_t row_capacity, std::int64_t num_sms) {
   const Options options{group_name,    activation,   activation_limit,
                         save_products, overlap_comm, gate_up_main_grad.has_value(),
-                        max_tokens,    row_capacity};
+                        max_tokens,    row_capacity, num_sms};
   const std::shared_ptr<Group> group = find_group(options.group);
   const auto entered = group->enter();
   const Place place(x);
@@ -259,28 +264,26 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     const Tensor& dy, const Tensor& call, const Tensor& x, const Tensor& expert_ids,
     const Tensor& weights, const Tensor& gate_up, const Tensor& down, std::string group,
     std::string activation, double activation_limit, bool save_products, bool overlap_comm,
-    std::int64_t max_tokens, std::int64_t row_capacity) {
+    std::int64_t max_tokens, std::int64_t row_capacity, std::int64_t num_sms) {
   Tensor gate_up_gradient = empty(gate_up, sizes_of(gate_up));
   Tensor down_gradient = empty(down, sizes_of(down));
   const auto [dx, dweights] =
       run_backward(dy, call, x, expert_ids, weights, gate_up, down, gate_up_gradient, down_gradient,
                    {group, activation, activation_limit, save_products, overlap_comm,
-                    /*main_grad=*/false, max_tokens, row_capacity});
+                    /*main_grad=*/false, max_tokens, row_capacity, num_sms});
   return {dx, dweights, gate_up_gradient, down_gradient};
 }
 
-std::tuple<Tensor, Tensor> backward_main_grad(const Tensor& dy, const Tensor& call, const Tensor& x,
-                                              const Tensor& expert_ids, const Tensor& weights,
-                                              const Tensor& gate_up, const Tensor& down,
-                                              const Tensor& gate_up_main_grad,
-                                              const Tensor& down_main_grad, std::string group,
-                                              std::string activation, double activation_limit,
-                                              bool save_products, bool overlap_comm,
-                                              std::int64_t max_tokens, std::int64_t row_capacity) {
+std::tuple<Tensor, Tensor> backward_main_grad(
+    const Tensor& dy, const Tensor& call, const Tensor& x, const Tensor& expert_ids,
+    const Tensor& weights, const Tensor& gate_up, const Tensor& down,
+    const Tensor& gate_up_main_grad, const Tensor& down_main_grad, std::string group,
+    std::string activation, double activation_limit, bool save_products, bool overlap_comm,
+    std::int64_t max_tokens, std::int64_t row_capacity, std::int64_t num_sms) {
   return run_backward(dy, call, x, expert_ids, weights, gate_up, down, gate_up_main_grad,
                       down_main_grad,
                       {group, activation, activation_limit, save_products, overlap_comm,
-                       /*main_grad=*/true, max_tokens, row_capacity});
+                       /*main_grad=*/true, max_tokens, row_capacity, num_sms});
 }
 
 Tensor all_reduce_sum(const Tensor& values, std::string group_name) {
@@ -344,7 +347,7 @@ std::string backend_refusal(std::string backend) {
 
 #define MEGAMOE_OPTIONS \
   "str group, str activation, float activation_limit, bool save_products, bool overlap_comm, "
-#define MEGAMOE_LIMITS "int max_tokens, int row_capacity"
+#define MEGAMOE_LIMITS "int max_tokens, int row_capacity, int num_sms"
 #define MEGAMOE_INPUTS "Tensor x, Tensor expert_ids, Tensor weights, Tensor gate_up, Tensor down, "
 
 STABLE_TORCH_LIBRARY(megamoe, library) {

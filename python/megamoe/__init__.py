@@ -11,11 +11,11 @@ from ._moe import moe
 from ._router import Router, Routing
 
 
-def parallelize_experts(model, group=None, *, overlap_comm=True):
+def parallelize_experts(model, group=None, **options):
     """See ``megamoe.huggingface.parallelize_experts``. Needs transformers."""
     from .huggingface import parallelize_experts as parallelize
 
-    return parallelize(model, group, overlap_comm=overlap_comm)
+    return parallelize(model, group, **options)
 
 
 __version__ = "0.1.0"

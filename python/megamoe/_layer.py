@@ -25,7 +25,7 @@ class MoELayer(nn.Module):
         expert_dim: I.
         top_k: K, experts per token.
         group: a torch.distributed group; None is the default group, or one rank. Construction is collective.
-        activation, activation_limit, recompute, max_tokens, row_capacity: as in ``megamoe.moe``.
+        activation, activation_limit, recompute, max_tokens, row_capacity, num_sms: as in ``megamoe.moe``.
         overlap_comm: likewise.
         device: of the parameters.
         **router_options: of ``megamoe.Router``: score_function, renormalise, scale, num_groups, ...
@@ -48,6 +48,7 @@ class MoELayer(nn.Module):
         recompute: bool = False,
         max_tokens: int | None = None,
         row_capacity: int | None = None,
+        num_sms: int | None = None,
         device: torch.device | None = None,
         **router_options,
     ):
@@ -65,6 +66,7 @@ class MoELayer(nn.Module):
             "recompute": recompute,
             "max_tokens": max_tokens,
             "row_capacity": row_capacity,
+            "num_sms": num_sms,
         }
         self.router = Router(hidden_dim, num_experts, top_k, device=device, dtype=torch.bfloat16, **router_options)
         rows = expert_dim if activation in ("relu2", "identity") else 2 * expert_dim

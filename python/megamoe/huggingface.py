@@ -59,6 +59,7 @@ def experts_forward(experts: nn.Module, hidden_states: Tensor, top_k_index: Tens
         getattr(experts, "megamoe_group", _groups.ALONE),
         getattr(experts, "megamoe_overlap_comm", True),
         activation=_activation_of(experts),
+        num_sms=getattr(experts, "megamoe_num_sms", None),
     )
     return y.to(hidden_states.dtype)
 
@@ -66,7 +67,7 @@ def experts_forward(experts: nn.Module, hidden_states: Tensor, top_k_index: Tens
 transformers_moe.ALL_EXPERTS_FUNCTIONS.register("megamoe", experts_forward)
 
 
-def parallelize_experts(model: nn.Module, group=None, *, overlap_comm: bool = True) -> nn.Module:
+def parallelize_experts(model: nn.Module, group=None, *, overlap_comm: bool = True, num_sms: int | None = None) -> nn.Module:
     """Keeps this rank's experts of every MoE block of a transformers model, and runs them over the group.
 
     Every rank calls it on the same model, then feeds its own tokens: the batch is split by rank, and every rank makes
@@ -77,7 +78,7 @@ def parallelize_experts(model: nn.Module, group=None, *, overlap_comm: bool = Tr
 
     Args:
         model: a transformers model whose experts modules support experts implementations; changed in place.
-        group, overlap_comm: as in ``megamoe.moe``. Collective.
+        group, overlap_comm, num_sms: as in ``megamoe.moe``. Collective.
 
     Returns:
         The model.
@@ -108,6 +109,7 @@ def parallelize_experts(model: nn.Module, group=None, *, overlap_comm: bool = Tr
             setattr(experts, name, parameter)
         experts.megamoe_group = group
         experts.megamoe_overlap_comm = overlap_comm
+        experts.megamoe_num_sms = num_sms
     model.set_experts_implementation("megamoe")
     _groups.connected_name(group)
     return model

@@ -134,7 +134,7 @@ def test_int64_ids_of_the_operator_itself_are_refused_by_name(cuda):
     inputs = inputs_of(make_problem())
     megamoe.init()
     with pytest.raises(RuntimeError, match="expert_ids is int64 on a CUDA device"):
-        torch.ops.megamoe.forward(*inputs.values(), None, None, "one rank", "swiglu", 7.0, True, True, 0, 0)
+        torch.ops.megamoe.forward(*inputs.values(), None, None, "one rank", "swiglu", 7.0, True, True, 0, 0, 0)
 
 
 def test_sizes_without_kernels_are_refused_by_name(cuda):

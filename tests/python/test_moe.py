@@ -11,7 +11,7 @@ from reference import assert_equal, assert_within_baseline, make_problem, result
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 ACTIVATIONS = ["swiglu", "clamped_swiglu", "gelu_erf", "gelu_tanh", "relu2", "identity"]
-OPTIONS = ("one rank", "swiglu", 7.0, True, True, 0, 0)
+OPTIONS = ("one rank", "swiglu", 7.0, True, True, 0, 0, 0)
 pytestmark = pytest.mark.usefixtures("device")
 
 

@@ -242,6 +242,7 @@ def refusals(rank):
             True,
             0,
             0,
+            0,
         )
     )
     y.backward(problem.dy)  # the layer is usable all the same
