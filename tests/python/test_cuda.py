@@ -142,6 +142,11 @@ def test_sizes_without_kernels_are_refused_by_name(cuda):
         megamoe.moe(**inputs_of(make_problem(I=48)))
 
 
+def test_one_multiprocessor_is_refused_by_name(cuda):
+    with pytest.raises(RuntimeError, match="num_sms is 1; the cuda backend takes 0 or at least 2"):
+        megamoe.moe(**inputs_of(make_problem()), num_sms=1)
+
+
 def test_the_host_waits_for_nothing(cuda):
     problem = make_problem()
     leaves = [leaf.detach().requires_grad_() for leaf in problem.leaves]

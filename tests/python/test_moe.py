@@ -82,7 +82,7 @@ def test_any_number_of_tokens(num_tokens):
 def test_recompute_overlap_and_a_second_run_give_the_same_bits():
     problem = make_problem()
     expected = results(megamoe.moe, problem)
-    for options in ({}, {"recompute": True}, {"overlap_comm": False}, {"max_tokens": 4096}):
+    for options in ({}, {"recompute": True}, {"overlap_comm": False}, {"max_tokens": 4096}, {"num_sms": 20}):
         assert_equal(results(lambda *tensors: megamoe.moe(*tensors, **options), problem), expected)
 
 
@@ -165,6 +165,7 @@ def test_strided_inputs_and_an_expanded_gradient_give_the_same_bits():
         (lambda p: {"down": p.down[0]}, "gate_up and down must have three dimensions"),
         (lambda p: {"down": p.down.mT.contiguous().mT}, "experts.down must have contiguous columns"),
         (lambda p: {"activation": "swish"}, 'activation is "swish"'),
+        (lambda p: {"num_sms": -1}, "num_sms is -1, must be from 0 to 1024"),
         (lambda p: {"max_tokens": 4}, "x has 40 tokens; shape.max_tokens is 4"),
         (lambda p: {"row_capacity": 8}, "its capacity is 8"),
     ],
