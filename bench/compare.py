@@ -155,10 +155,10 @@ def variants(problem, layers, paths):
             found.append((description, lambda layer=layer: layer(problem.x, ids, scores), leaves))
         if "torchtitan" + suffix in layers:
             experts = (problem.gate, problem.up, problem.down)
-            layer = TorchTitanLayer(dist.group.WORLD, problem.num_experts, *experts, compiled)
+            layer = TorchTitanLayer(dist.group.WORLD, problem.num_experts, compiled)
             description = {"layer": "torchtitan", "path": "sequential", "mode": "saved", "compiled": compiled}
             leaves = [problem.x, problem.weights, *experts]
-            found.append((description, lambda layer=layer: layer(problem.x, ids, scores), leaves))
+            found.append((description, lambda layer=layer, w=experts: layer(problem.x, ids, scores, *w), leaves))
     return found
 
 
@@ -262,7 +262,7 @@ def head_commit():
     return result.stdout.strip() or "unknown"
 
 
-def circumstances(arguments, device):
+def circumstances(arguments, device, program="bench/compare.py"):
     now = datetime.datetime.now(datetime.timezone.utc)
     versions = {name: importlib.metadata.version(name) for name in ("torch",)}
     versions["megamoe"] = megamoe.__version__
@@ -273,7 +273,7 @@ def circumstances(arguments, device):
         "date": now.isoformat(timespec="seconds"),
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         "versions": versions,
-        "command": "bench/compare.py " + " ".join(sys.argv[1:]),
+        "command": program + " " + " ".join(sys.argv[1:]),
         "run": now.strftime("%Y%m%dT%H%M%S"),
     }
 

@@ -4,14 +4,17 @@
     scripts/python examples/train_qwen3_moe.py
     scripts/python -m torch.distributed.run --nproc-per-node 2 examples/train_qwen3_moe.py
 
-On a GPU where the CUDA backend has one (a rank each), else on the CPU. Every rank trains on sequences of its own. With --experts megamoe the experts are spread over the ranks; with
-grouped_mm every rank holds all of them. Parameters are fp32, and products run in bf16 (autocast).
+On a GPU where the CUDA backend has one (a rank each), else on the CPU. Every rank trains on sequences of its own. With
+--experts megamoe the experts are spread over the ranks; with torchtitan too, and a layer of bench/baseline runs them in
+TorchTitan's order (all-to-all, permute, grouped_mm, unpermute; compiled); with grouped_mm every rank holds all of them.
+Products run in bf16; parameters are fp32 (autocast), or bf16 with --parameters bf16.
 """
 
 import argparse
 import json
 import os
 import pathlib
+import sys
 import time
 
 import megamoe
@@ -19,6 +22,7 @@ import megamoe.huggingface
 import torch
 import torch.distributed as dist
 import transformers
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 SHAPES = {
     # The last two are the shapes of a layer of the published models; --layers says how many of them.
@@ -57,10 +61,12 @@ def parse(arguments):
     parser.add_argument("--text", type=pathlib.Path, default="/usr/share/common-licenses/GPL-3", help="a file to learn")
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--experts", choices=["megamoe", "grouped_mm"], default="megamoe")
+    parser.add_argument("--experts", choices=["megamoe", "grouped_mm", "torchtitan"], default="megamoe")
     parser.add_argument(
         "--overlap", choices=["on", "off"], default="on", help="communication under computation (megamoe)"
     )
+    parser.add_argument("--parameters", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--compile", action="store_true", help="compile attention, norms and routers")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch", type=int, default=8, help="sequences a step, over all ranks")
@@ -77,6 +83,46 @@ def parse(arguments):
     if options.device == "auto":
         options.device = "cpu" if torch.ops.megamoe.backend_refusal("cuda") else "cuda"
     return options
+
+
+def torchtitan_forward(experts, hidden_states, top_k_index, top_k_weights):
+    """The experts of a block that keep_torchtitan_experts has prepared."""
+    device = hidden_states.device.type
+    tensors = [hidden_states, *experts.torchtitan_weights]
+    if torch.is_autocast_enabled(device):
+        tensors = [tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors]
+    x, *weights = tensors
+    return experts.torchtitan_layer(x, top_k_index, top_k_weights.float(), *weights).to(hidden_states.dtype)
+
+
+ALL_EXPERTS_FUNCTIONS.register("torchtitan", torch.compiler.disable(torchtitan_forward))
+
+
+def keep_torchtitan_experts(model):
+    """What megamoe.parallelize_experts does, for the layer of bench/baseline; gate and up apart, as TorchTitan has them."""
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench" / "baseline"))
+    from torchtitan_layer import Layer
+
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    for experts in [module for module in model.modules() if hasattr(module, "is_concatenated")]:
+        num_experts = experts.down_proj.shape[0]
+        mine = slice(rank * num_experts // num_ranks, (rank + 1) * num_experts // num_ranks)
+        gate, up = experts.gate_up_proj.detach()[mine].chunk(2, dim=1)
+        down = experts.down_proj.detach()[mine]
+        del experts.gate_up_proj, experts.down_proj
+        for name, part in {"gate_proj": gate, "up_proj": up, "down_proj": down}.items():
+            parameter = torch.nn.Parameter(part.clone(memory_format=torch.contiguous_format))
+            parameter.is_megamoe_expert = True
+            experts.register_parameter(name, parameter)
+        experts.torchtitan_weights = [experts.gate_proj, experts.up_proj, experts.down_proj]
+        experts.torchtitan_layer = Layer(dist.group.WORLD, num_experts, compiled=True)
+
+
+def compile_around_experts(model):
+    """The experts themselves are not: their times are taken between modules."""
+    for layer in model.model.layers:
+        for module in (layer.self_attn, layer.input_layernorm, layer.post_attention_layernorm, layer.mlp.gate):
+            module.compile()
 
 
 class ShareTimer:
@@ -135,12 +181,21 @@ class Trainer:
             use_cache=False,
             **SHAPES[options.shape],
         )
-        self.model = transformers.AutoModelForCausalLM.from_config(config, experts_implementation=options.experts)
-        self.model.to(self.device)
+        self.dtype = torch.bfloat16 if options.parameters == "bf16" else torch.float32
+        with torch.device(self.device):
+            self.model = transformers.AutoModelForCausalLM.from_config(
+                config, dtype=self.dtype, experts_implementation=options.experts
+            )
         if options.experts == "megamoe":
             megamoe.parallelize_experts(self.model, overlap_comm=options.overlap == "on")
+        elif options.experts == "torchtitan":
+            keep_torchtitan_experts(self.model)
+        if options.compile:
+            compile_around_experts(self.model)
         self.timer = ShareTimer(self.model, self.device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.learning_rate, weight_decay=0.01)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=options.learning_rate, weight_decay=0.01, fused=self.device == "cuda"
+        )
         self.step = 0
 
     def batch(self):
@@ -154,7 +209,7 @@ class Trainer:
         """Returns the mean loss over all ranks."""
         tokens = self.batch()
         self.optimizer.zero_grad()
-        with torch.autocast(self.device, torch.bfloat16):
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.dtype == torch.float32):
             loss = self.model(input_ids=tokens, labels=tokens).loss / self.num_ranks
         loss.backward()
         mean_loss = loss.detach().float()
@@ -225,12 +280,20 @@ def train(options):
     return records
 
 
-def main():
-    options = parse(None)
+def join_ranks(options):
+    """The layer of TorchTitan needs a group of a single rank, too."""
+    backend = "nccl" if options.device == "cuda" else "gloo"
     if options.device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
+        dist.init_process_group(backend)
+    elif options.experts == "torchtitan":
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def main():
+    options = parse(None)
+    join_ranks(options)
     train(options)
     if dist.is_initialized():
         dist.destroy_process_group()

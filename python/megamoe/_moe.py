@@ -41,10 +41,10 @@ class _Forward(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, *inputs):
+    def forward(ctx, x, expert_ids, weights, gate_up, down, gate_up_main_grad, down_main_grad, options):
+        tensors = (x, expert_ids, weights, gate_up, down, gate_up_main_grad, down_main_grad)
         with torch._C._AutoDispatchBelowAutograd():
-            y, call = _ops.forward.default(*inputs)
-        x, expert_ids, weights, gate_up, down, gate_up_main_grad, down_main_grad, *options = inputs
+            y, call = _ops.forward.default(*tensors, *options)
         ctx.save_for_backward(call, x, expert_ids, weights, gate_up, down)
         # Not saved tensors: the backward calls of other micro-batches add to them in between, and may.
         ctx.main_grads = (gate_up_main_grad, down_main_grad)
@@ -65,12 +65,12 @@ class _Forward(torch.autograd.Function):
                 dy, call, x, *others, gate_up_main_grad, down_main_grad, *ctx.options
             )
             dgate_up = ddown = None
-        return (dx, None, dweights, dgate_up, ddown) + (None,) * (2 + len(ctx.options))
+        return (dx, None, dweights, dgate_up, ddown) + (None,) * 3
 
 
 def _forward(*inputs):
     if torch.is_grad_enabled():
-        return _Forward.apply(*inputs)
+        return _Forward.apply(*inputs[:7], inputs[7:])
     with torch._C._AutoDispatchBelowAutograd():
         return _ops.forward.default(*inputs)
 

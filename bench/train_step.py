@@ -1,0 +1,123 @@
+"""Times the training step of examples/train_qwen3_moe.py with megamoe's experts and with TorchTitan's order, compiled.
+
+    torchrun --standalone --nproc-per-node 2 bench/train_step.py [--shapes qwen3-30b:20,qwen3-235b:8] [--json out.json]
+
+A shape is that of a layer, and how many layers: as many as fit with the larger of the two. Parameters and optimizer
+states are bf16; attention, norms and routers are compiled. A step is forward, backward, the sum of gradients that are
+not experts' over the ranks, and AdamW, on --sequences sequences of --sequence bytes a rank. Figures are medians over
+the steps after the first three. `moe_share` is the part of the step between the events before and after the experts,
+forward and backward: the step of a model whose experts took no time would be 1 / (1 - moe_share) times as fast, which
+bounds what experts can give.
+"""
+
+import argparse
+import gc
+import importlib.util
+import json
+import pathlib
+import statistics
+import sys
+
+import megamoe
+import torch
+import torch.distributed as dist
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "bench"))
+from compare import circumstances  # noqa: E402
+
+NUM_WARMUPS = 3
+
+
+def load_example():
+    spec = importlib.util.spec_from_file_location("train_qwen3_moe", ROOT / "examples" / "train_qwen3_moe.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def measure(example, shape, num_layers, experts, arguments):
+    batch = arguments.sequences * dist.get_world_size()
+    options = example.parse(
+        f"--shape {shape} --layers {num_layers} --experts {experts} --steps {NUM_WARMUPS + arguments.steps} "
+        f"--batch {batch} --sequence {arguments.sequence} --device {arguments.device} --parameters bf16 "
+        f"--learning-rate 1e-4 --text {arguments.text}".split() + ["--compile"] * arguments.compile
+    )
+    steps = example.train(options)[NUM_WARMUPS:]
+    step_ms = [1e3 * batch * arguments.sequence / step["tokens_per_s"] for step in steps]
+    median = statistics.median(step_ms)
+    return {
+        "layer": experts,
+        "shape": shape,
+        "layers": num_layers,
+        "tokens_per_rank": arguments.sequences * arguments.sequence,
+        "ranks": dist.get_world_size(),
+        "compiled": arguments.compile,
+        "step_ms": round(median, 2),
+        "step_ms_range": [round(min(step_ms), 2), round(max(step_ms), 2)],
+        "tokens_per_s": round(1e3 * batch * arguments.sequence / median),
+        "moe_share": round(statistics.median(step["moe_share"] for step in steps), 3),
+        "loss": round(steps[-1]["loss"], 4),
+    }
+
+
+def table(records):
+    lines = [f"{'shape':12} {'layers':>6} {'experts':12} {'step ms':>8} {'tokens/s':>9} {'MoE':>5} {'ratio':>6} {'loss':>7}"]
+    for record in records:
+        others = [other for other in records if other["layer"] == "torchtitan" and other["shape"] == record["shape"]]
+        ratio = f"{others[0]['step_ms'] / record['step_ms']:.2f}" if others else ""
+        lines.append(
+            f"{record['shape']:12} {record['layers']:6} {record['layer']:12} {record['step_ms']:8.1f} "
+            f"{record['tokens_per_s']:9,} {record['moe_share']:5.0%} {ratio:>6} {record['loss']:7.3f}"
+        )
+    return "\n".join(lines)
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", default="qwen3-30b:20,qwen3-235b:8")
+    parser.add_argument("--experts", default="torchtitan,megamoe")
+    parser.add_argument("--sequence", type=int, default=4096)
+    parser.add_argument("--sequences", type=int, default=2, help="of each rank")
+    parser.add_argument("--steps", type=int, default=6, help="that are timed")
+    parser.add_argument("--text", type=pathlib.Path, default="/usr/share/common-licenses/GPL-3")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--commit", help="of the measured source, where this is not a checkout of it")
+    return parser.parse_args(arguments)
+
+
+def compare(arguments):
+    """The records, the same on every rank but for their times."""
+    example = load_example()
+    records = []
+    for entry in arguments.shapes.split(","):
+        shape, num_layers = entry.split(":")
+        for experts in arguments.experts.split(","):
+            records.append(measure(example, shape, int(num_layers), experts, arguments))
+            records[-1] |= circumstances(arguments, torch.device(arguments.device), "bench/train_step.py")
+            if dist.get_rank() == 0:
+                print(table(records[-1:]), flush=True)
+                if arguments.json:
+                    arguments.json.write_text(json.dumps(records, indent=1) + "\n")
+            gc.collect()
+            megamoe.shutdown()
+            if arguments.device == "cuda":
+                torch.cuda.empty_cache()
+    return records
+
+
+def main(arguments=None):
+    options = parse(arguments)
+    example = load_example()
+    example.join_ranks(argparse.Namespace(device=options.device, experts="torchtitan"))
+    records = compare(options)
+    if dist.get_rank() == 0:
+        print(table(records))
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
