@@ -17,7 +17,6 @@
 // A rank must not fail alone: whatever it finds wrong before the call is exchanged first on the
 // CPU, and told to the peers by a refused call on CUDA, where ranks do not wait for each other
 // (Group).
-#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -33,6 +32,7 @@
 
 #include "group.h"
 #include "megamoe/cuda.h"
+#include "router.h"
 #include "tensors.h"
 
 namespace megamoe::torch_ops {
@@ -139,22 +139,6 @@ Arguments prepare(const Tensor& x, const Tensor& expert_ids, const Tensor& weigh
                      {fused.gate, fused.up, const_view("down", down)}};
   return arguments;
 }
-
-/// Where the call runs: the host, or a device with torch's current stream of it. The device is the
-/// current one meanwhile.
-struct Place {
-  explicit Place(const Tensor& x) {
-    if (!x.is_cuda()) return;
-    device = x.get_device_index();
-    guard.emplace(device);
-    stream = current_stream(device);
-  }
-  [[nodiscard]] bool on_host() const { return !guard.has_value(); }
-
-  int device = 0;
-  Stream stream;
-  std::optional<torch::stable::accelerator::DeviceGuard> guard;
-};
 
 /// Collective, as all that follows.
 std::unique_ptr<PendingCall> run_forward(const std::shared_ptr<Group>& group,
@@ -320,7 +304,10 @@ void reserve(std::string group_name, std::int64_t max_tokens) {
 void check(std::string group_name) {
   const std::shared_ptr<Group> group = find_group(group_name);
   const auto entered = group->enter();
-  group->check([](int device) { return current_stream(device); });
+  const auto stream_of = [](int device) { return current_stream(device); };
+  const LocalOutcome of_layers = outcome_of([&] { group->check(stream_of); });
+  check_routers(stream_of);
+  throw_if_failed(of_layers, group->rank(), group->rank());
 }
 
 /// Why the backend cannot run here, or "" where it can.

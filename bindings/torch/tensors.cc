@@ -161,8 +161,9 @@ Stream current_stream(int device) {
   return stream;
 }
 
-Tensor empty(const Tensor& like, const std::vector<std::int64_t>& sizes) {
-  return torch::stable::new_empty(like, sizes);
+Tensor empty(const Tensor& like, const std::vector<std::int64_t>& sizes,
+             std::optional<ScalarType> dtype) {
+  return torch::stable::new_empty(like, sizes, dtype);
 }
 
 }  // namespace megamoe::torch_ops

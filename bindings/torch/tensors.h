@@ -2,11 +2,13 @@
 // refused.
 #pragma once
 
+#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -55,7 +57,25 @@ GateUp<View> split_gate_up(const View& fused, bool gated) {
 Stream current_stream(const Tensor& tensor);
 Stream current_stream(int device);
 
-/// An uninitialised contiguous tensor on the device and with the element type of `like`.
-Tensor empty(const Tensor& like, const std::vector<std::int64_t>& sizes);
+/// Where the call runs: the host, or a device with torch's current stream of it. The device is the
+/// current one meanwhile.
+struct Place {
+  explicit Place(const Tensor& x) {
+    if (!x.is_cuda()) return;
+    device = x.get_device_index();
+    guard.emplace(device);
+    stream = current_stream(device);
+  }
+  [[nodiscard]] bool on_host() const { return !guard.has_value(); }
+
+  int device = 0;
+  Stream stream;
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+};
+
+/// An uninitialised contiguous tensor on the device and, unless `dtype` is given, with the
+/// element type of `like`.
+Tensor empty(const Tensor& like, const std::vector<std::int64_t>& sizes,
+             std::optional<torch::headeronly::ScalarType> dtype = std::nullopt);
 
 }  // namespace megamoe::torch_ops

@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from . import _route
 
 class Routing(NamedTuple):
     """What a router gives for [..., H] inputs."""
@@ -18,7 +19,10 @@ class Routing(NamedTuple):
 class Router(nn.Module):
     """A linear router: fp32 logits, softmax or sigmoid scores, top-k with ties to the lower id.
 
-    In torch operations: it runs wherever torch does, and torch.compile fuses it.
+    From the logits on it is the library's router, on the CPU and on CUDA devices: on CUDA a few kernels without a host
+    that waits, and gradients that are the same bits in every run. A logit that is NaN or infinite is an error: raised
+    by the call on the CPU, by the next call or ``megamoe.check`` on CUDA. More experts than 512, slots than 16 or
+    groups than 32, and other devices, take torch operations.
 
     Args:
         hidden_dim: H.
@@ -75,9 +79,34 @@ class Router(nn.Module):
     def forward(self, x: Tensor) -> Routing:
         """Routes x [..., H]. Gradients flow through weights and auxiliary_loss, never through the choice of experts."""
         with torch.autocast(x.device.type, enabled=False):
-            return self._route(torch.nn.functional.linear(x.float(), self.weight.float()))
+            logits = torch.nn.functional.linear(x.float(), self.weight.float())
+            return self._route_in_library(logits) if self._library_takes(logits) else self._route(logits)
+
+    def _library_takes(self, logits: Tensor) -> bool:
+        return (
+            logits.device.type in ("cpu", "cuda")
+            and self.num_experts <= _route.MAX_EXPERTS
+            and self.top_k <= _route.MAX_SLOTS
+            and self.num_groups <= _route.MAX_GROUPS
+        )
+
+    def _route_in_library(self, logits: Tensor) -> Routing:
+        weights, ids, load, loss = _route.route(
+            logits.reshape(-1, self.num_experts),
+            self.selection_bias,
+            self.top_k,
+            self.score_function,
+            self.renormalise,
+            self.scale,
+            self.num_groups,
+            self.top_groups,
+            self.alpha,
+        )
+        shape = (*logits.shape[:-1], self.top_k)
+        return Routing(ids.view(shape), weights.view(shape), load[: self.num_experts].long(), loss.squeeze(0))
 
     def _route(self, logits: Tensor) -> Routing:
+        """The same in torch operations."""
         scores = logits.softmax(-1) if self.score_function == "softmax" else logits.sigmoid()
         ids = self._choose(scores.detach())
         weights = scores.gather(-1, ids)

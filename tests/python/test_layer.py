@@ -1,4 +1,4 @@
-"""The module, its router, and the short form of one linear map per expert; on one rank."""
+"""The module, and the short form of one linear map per expert; on one rank."""
 
 import megamoe
 import pytest
@@ -101,58 +101,6 @@ def test_the_compiled_layer_is_the_eager_layer():
 def test_wrong_router_options_are_refused_by_name(change, message):
     with pytest.raises(ValueError, match=message):
         megamoe.MoELayer(**{**sizes(), **change})
-
-
-# ---- Router ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("renormalise", [True, False])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_router_values(score, renormalise, dtype):
-    router = megamoe.Router(16, 8, 3, score_function=score, renormalise=renormalise, scale=2.5, dtype=dtype)
-    x = torch.randn(50, 16, dtype=dtype)
-    routing = router(x)
-    logits = x.double() @ router.weight.double().T
-    scores = logits.softmax(-1) if score == "softmax" else logits.sigmoid()
-    weights, ids = scores.topk(3)
-    if renormalise:
-        weights = weights / weights.sum(-1, keepdim=True)
-    assert torch.equal(routing.expert_ids.long(), ids)
-    torch.testing.assert_close(routing.weights.double(), 2.5 * weights, rtol=1e-5, atol=1e-6)
-    assert routing.expert_ids.dtype == torch.int32 and routing.weights.dtype == torch.float32
-
-
-def test_ties_go_to_the_lower_id():
-    router = megamoe.Router(16, 64, 4)
-    nn.init.zeros_(router.weight)
-    assert (router(torch.randn(10, 16)).expert_ids == torch.arange(4)).all()
-
-
-def test_experts_of_other_groups_are_never_chosen_also_below_zero():
-    router = megamoe.Router(16, 8, 2, score_function="sigmoid", num_groups=4, top_groups=1, bias_update_rate=0.1)
-    router.selection_bias -= 5  # all selection scores are negative: a mask of 0 would win
-    expert_ids = router(torch.randn(200, 16)).expert_ids
-    assert (expert_ids[:, 0] // 2 == expert_ids[:, 1] // 2).all()
-
-
-def test_the_bias_moves_against_the_load():
-    router = megamoe.Router(16, 4, 1, score_function="sigmoid", bias_update_rate=0.5)
-    router.update_bias(torch.tensor([10, 0, 5, 5]))
-    assert router.selection_bias.tolist() == [-0.5, 0.5, 0, 0]
-
-
-def test_the_auxiliary_loss_is_alpha_when_balanced_and_more_otherwise():
-    router = megamoe.Router(16, 8, 2, aux_loss_alpha=0.1)
-    x = torch.randn(4000, 16)
-    nn.init.normal_(router.weight, std=0.5)
-    assert router(x).auxiliary_loss.item() == pytest.approx(0.1, rel=0.1)
-    with torch.no_grad():
-        router.weight[:2] += 0.5
-    skewed = router(x.abs()).auxiliary_loss
-    assert skewed.item() > 0.3
-    skewed.backward()
-    assert router.weight.grad[:2].sum() > 0  # going down the gradient takes load from the first two
 
 
 # ---- Short form ------------------------------------------------------------------------------------------
