@@ -11,11 +11,11 @@ from ._moe import moe
 from ._router import Router, Routing
 
 
-def parallelize_experts(model, group=None, **options):
+def parallelize_experts(model, group=None, *, overlap_comm=True, num_sms=None):
     """See ``megamoe.huggingface.parallelize_experts``. Needs transformers."""
     from .huggingface import parallelize_experts as parallelize
 
-    return parallelize(model, group, **options)
+    return parallelize(model, group, overlap_comm=overlap_comm, num_sms=num_sms)
 
 
 __version__ = "0.1.0"

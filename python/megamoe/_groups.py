@@ -32,7 +32,7 @@ def _name_of(torch_group) -> str:
     return _ONE_RANK if torch_group is ALONE else torch_group.group_name
 
 
-def rank_and_size(group=None) -> tuple[int, int]:
+def rank_and_size(group: dist.ProcessGroup | None = None) -> tuple[int, int]:
     """This process's rank in the group, and the number of its ranks."""
     torch_group = _resolve(group)
     if torch_group is ALONE:
@@ -40,7 +40,9 @@ def rank_and_size(group=None) -> tuple[int, int]:
     return dist.get_rank(torch_group), dist.get_world_size(torch_group)
 
 
-def init(group=None, *, entry_deadline_s: float = 600.0, inner_deadline_s: float = 60.0) -> None:
+def init(
+    group: dist.ProcessGroup | None = None, *, entry_deadline_s: float = 600.0, inner_deadline_s: float = 60.0
+) -> None:
     """Connects the ranks of a torch.distributed group; collective over the group.
 
     Not needed for the default deadlines: the first call of a layer on the group connects it.
@@ -79,7 +81,7 @@ def _agree_on_name(torch_group, size: int) -> str:
     return everyone[0][1]
 
 
-def check(group=None) -> None:
+def check(group: dist.ProcessGroup | None = None) -> None:
     """Waits for this rank's calls on CUDA devices and raises what the devices reported; nothing to do on the CPU.
 
     A device error (an expert id out of range, too many rows, a peer that failed or did not come) is raised on every
@@ -97,7 +99,7 @@ def check(group=None) -> None:
         torch.ops.megamoe.check(name)
 
 
-def reserve(max_tokens: int, group=None) -> None:
+def reserve(max_tokens: int, group: dist.ProcessGroup | None = None) -> None:
     """Layers on CUDA devices that were not given ``max_tokens`` take at least this many tokens from now on; collective.
 
     Without it a layer of several ranks takes what its first call needs: the largest T of any rank, rounded up to a
@@ -110,7 +112,7 @@ def reserve(max_tokens: int, group=None) -> None:
     torch.ops.megamoe.reserve(connected_name(group), max_tokens)
 
 
-def shutdown(group=None) -> None:
+def shutdown(group: dist.ProcessGroup | None = None) -> None:
     """Leaves the group. Peers that wait for this rank get an error; a later call connects anew."""
     name = _name_of(_resolve(group))
     _connected.pop(name, None)
@@ -119,7 +121,7 @@ def shutdown(group=None) -> None:
 
 # The tracer runs it and keeps the name: a compiled model finds its group connected.
 @torch.compiler.assume_constant_result
-def connected_name(group=None) -> str:
+def connected_name(group: dist.ProcessGroup | None = None) -> str:
     """The name that the operators know the group by; connects it first where needed (collective)."""
     torch_group = _resolve(group)
     name = _name_of(torch_group)
@@ -130,6 +132,6 @@ def connected_name(group=None) -> str:
 
 
 @torch.compiler.assume_constant_result
-def size(group=None) -> int:
+def size(group: dist.ProcessGroup | None = None) -> int:
     """The number of the group's ranks."""
     return rank_and_size(group)[1]

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from . import _groups
 from ._moe import moe
@@ -41,7 +42,7 @@ class MoELayer(nn.Module):
         expert_dim: int,
         top_k: int,
         *,
-        group=None,
+        group: ProcessGroup | None = None,
         overlap_comm: bool = True,
         activation: str = "swiglu",
         activation_limit: float = 7.0,

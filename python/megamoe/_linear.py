@@ -3,6 +3,7 @@
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from . import _groups
 from ._moe import moe
@@ -36,7 +37,11 @@ def _round_up(size: int, multiple: int) -> int:
 
 
 def moe_overlapping_backward_op(
-    hidden_states: Tensor, weights: Tensor, router_indices: Tensor, overlap_comm: bool = True, group=None
+    hidden_states: Tensor,
+    weights: Tensor,
+    router_indices: Tensor,
+    overlap_comm: bool = True,
+    group: ProcessGroup | None = None,
 ) -> Tensor:
     """One linear map per expert; a token's output is the mean over its slots: y_t = 1/K sum_k x_t @ weights[id_tk].
 

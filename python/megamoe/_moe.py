@@ -5,6 +5,7 @@ Legend: T tokens of this rank (leading dimensions flattened), K slots, H hidden,
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from . import _groups, _library
 
@@ -85,7 +86,7 @@ def moe(
     weights: Tensor,
     gate_up: Tensor,
     down: Tensor,
-    group=None,
+    group: ProcessGroup | None = None,
     overlap_comm: bool = True,
     *,
     activation: str = "swiglu",

@@ -8,6 +8,7 @@ Router, shared experts and losses stay the model's own code.
 """
 
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from transformers.integrations import moe as transformers_moe
 
 from . import _groups
@@ -67,7 +68,9 @@ def experts_forward(experts: nn.Module, hidden_states: Tensor, top_k_index: Tens
 transformers_moe.ALL_EXPERTS_FUNCTIONS.register("megamoe", experts_forward)
 
 
-def parallelize_experts(model: nn.Module, group=None, *, overlap_comm: bool = True, num_sms: int | None = None) -> nn.Module:
+def parallelize_experts(
+    model: nn.Module, group: ProcessGroup | None = None, *, overlap_comm: bool = True, num_sms: int | None = None
+) -> nn.Module:
     """Keeps this rank's experts of every MoE block of a transformers model, and runs them over the group.
 
     Every rank calls it on the same model, then feeds its own tokens: the batch is split by rank, and every rank makes

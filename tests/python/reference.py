@@ -4,6 +4,7 @@ In fp64 it is the oracle; in bf16 it is the baseline: a layer's error may be at 
 """
 
 import dataclasses
+import resource
 
 import torch
 import torch.nn.functional as F
@@ -119,3 +120,13 @@ def assert_equal(actual, expected):
     assert actual.keys() == expected.keys()
     for name in actual:
         assert torch.equal(actual[name].cpu(), expected[name].cpu()), name
+
+
+def used_mib(device_type):
+    """Memory of this process on the CPU, of all processes on a device."""
+    if device_type == "cpu":
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * resource.getpagesize() / 2**20
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / 2**20

@@ -1,13 +1,12 @@
 """The functional form on one rank, on each backend: values, gradients and the ways in which torch runs an operator."""
 
 import gc
-import resource
 
 import megamoe
 import pytest
 import reference
 import torch
-from reference import assert_equal, assert_within_baseline, make_problem, results
+from reference import assert_equal, assert_within_baseline, make_problem, results, used_mib
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 ACTIVATIONS = ["swiglu", "clamped_swiglu", "gelu_erf", "gelu_tanh", "relu2", "identity"]
@@ -18,11 +17,6 @@ pytestmark = pytest.mark.usefixtures("device")
 def kept_calls():
     gc.collect()
     return torch.ops.megamoe.num_kept_calls()
-
-
-def resident_mib():
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * resource.getpagesize() / 2**20
 
 
 # ---- Values ----------------------------------------------------------------------------------------------
@@ -307,14 +301,6 @@ def test_saved_tensors_may_be_copied_elsewhere(problem):
         lambda packed: torch.from_numpy(packed) if not torch.is_tensor(packed) else packed,
     ):
         assert_equal(results(megamoe.moe, problem), expected)
-
-
-def used_mib(device):
-    if device == "cpu":
-        return resident_mib()
-    torch.cuda.synchronize()
-    free, total = torch.cuda.mem_get_info()
-    return (total - free) / 2**20
 
 
 def test_a_thousand_calls_without_gradient_leave_memory_flat(problem, device):

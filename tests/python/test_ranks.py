@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
-from reference import assert_equal, error, expert_dim, make_problem, results
+from reference import assert_equal, error, expert_dim, make_problem, results, used_mib
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
@@ -78,6 +78,57 @@ def fsdp_step(x, dy, group, weights):
     return {name: parameter.grad.full_tensor() for name, parameter in layer.named_parameters()}
 
 
+def moe_in_autocast(x, *others):
+    with torch.autocast(x.device.type, torch.bfloat16):
+        return megamoe.moe(x, *others)
+
+
+def moe_of_strided_inputs(x, expert_ids, weights, gate_up, down):
+    wide = torch.cat([x, x[:, :1]], dim=1)[:, :-1]  # row stride H + 1
+    return megamoe.moe(wide, expert_ids.T.contiguous().T, weights, gate_up, down)
+
+
+def results_on_a_side_stream(problem):
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        found = results(megamoe.moe, problem)
+    stream.synchronize()
+    return found
+
+
+def results_with_nan_in_new_memory(problem):
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.utils.deterministic.fill_uninitialized_memory
+        return results(megamoe.moe, problem)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def main_grads_of(problem):
+    """fp32 gradients, added to 3 by two calls."""
+    main_grads = tuple(torch.full(leaf.shape, 3.0) for leaf in (problem.gate_up, problem.down))
+    tensors = [problem.x, problem.expert_ids, problem.weights, problem.gate_up, problem.down]
+    x = problem.x.detach().requires_grad_()
+    for _ in range(2):
+        megamoe.moe(x, *tensors[1:], main_grads=main_grads).backward(problem.dy)
+    return dict(zip(("dgate_up", "ddown"), main_grads))
+
+
+def mib_of_calls(problem, num_calls):
+    """What so many calls without gradients leave."""
+    tensors = [problem.x, problem.expert_ids, problem.weights, problem.gate_up, problem.down]
+    with torch.no_grad():
+        for _ in range(50):
+            megamoe.moe(*tensors)
+        before = used_mib(problem.x.device.type)
+        for _ in range(num_calls):
+            megamoe.moe(*tensors)
+        dist.barrier()
+        return used_mib(problem.x.device.type) - before
+
+
 def successes(rank):
     found = {}
     for name, split in SPLITS.items():
@@ -91,8 +142,16 @@ def successes(rank):
         "checkpoint": lambda *tensors: checkpoint(megamoe.moe, *tensors, use_reentrant=False),
         "compiled": torch.compile(megamoe.moe, fullgraph=True),
     }
+    variants["strided"] = moe_of_strided_inputs
     for name, function in variants.items():
         found[name] = results(function, problem)
+    cast = results(moe_in_autocast, problem, torch.float32)
+    found["autocast"] = {name: value if name == "dweights" else value.bfloat16() for name, value in cast.items()}
+    found["memory filled with NaN"] = results_with_nan_in_new_memory(problem)
+    if problem.x.is_cuda:
+        found["side stream"] = results_on_a_side_stream(problem)
+    found["main grads"] = main_grads_of(problem)
+    found["MiB"] = mib_of_calls(problem, 300)
 
     # All tokens of both ranks to the experts of rank 0.
     skewed = make_problem()
@@ -146,9 +205,23 @@ def test_two_ranks_give_the_bits_of_one(two_ranks, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["recompute", "max_tokens", "checkpoint", "compiled", "second group", "second group, compiled"]
+    "name",
+    [
+        "recompute",
+        "max_tokens",
+        "checkpoint",
+        "compiled",
+        "strided",
+        "autocast",
+        "memory filled with NaN",
+        "side stream",
+        "second group",
+        "second group, compiled",
+    ],
 )
 def test_every_way_to_run_gives_the_bits_of_one_rank(two_ranks, name):
+    if name not in two_ranks[0]:
+        pytest.skip("streams are CUDA's")
     assert_equal(joined(two_ranks, name), results(megamoe.moe, make_problem()))
 
 
@@ -163,6 +236,14 @@ def test_all_tokens_to_one_rank(two_ranks):
 def test_micro_batches_in_flight(two_ranks):
     once = results(megamoe.moe, make_problem())["dgate_up"]
     assert torch.equal(joined(two_ranks, "in flight")["dgate_up"], (once + once).cpu())
+
+
+def test_main_grads_accumulate(two_ranks):
+    assert_equal(joined(two_ranks, "main grads"), main_grads_of(make_problem()))
+
+
+def test_calls_without_gradients_leave_memory_flat(two_ranks):
+    assert all(found["MiB"] < 4 for found in two_ranks), [found["MiB"] for found in two_ranks]
 
 
 def test_a_group_of_one_rank_computes_alone(two_ranks):

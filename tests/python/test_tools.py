@@ -222,7 +222,7 @@ def test_the_wheel_holds_the_package_and_works(tmp_path):
     sources = {f"megamoe/{path.name}" for path in (ROOT / "python/megamoe").glob("*.py")}
     with zipfile.ZipFile(wheel) as archive:
         package = {name for name in archive.namelist() if name.startswith("megamoe/")}
-    assert package == sources | {"megamoe/_ops.so", "megamoe/py.typed"}
+    assert package == sources | {"megamoe/_ops.so", "megamoe/py.typed", "megamoe/__init__.pyi"}
     run("-m", "pip", "install", "--no-deps", "--no-index", "--target", "site", wheel.name)
     site = str(tmp_path / "site")
     text = run("-m", "megamoe", "info", PYTHONPATH=site)
