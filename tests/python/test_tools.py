@@ -12,6 +12,7 @@ import zipfile
 
 import pytest
 import torch
+import torch.distributed as dist
 from megamoe import __main__ as command
 from megamoe import _library, plot
 from ranks import run_ranks
@@ -116,7 +117,7 @@ def load_program(path):
 def compare_on_rank(rank, file):
     program = load_program("bench/compare.py")
     program.join_group = lambda device: None  # the test has joined one
-    arguments = ["--device", "cpu", "--shapes", "tiny", "--tokens", "64", "--layers", "megamoe,torchtitan"]
+    arguments = ["--device", "cpu", "--shapes", "tiny", "--tokens", "64", "--layers", "megamoe,grouped_mm,torchtitan"]
     records = program.compare(program.parse([*arguments, "--runs", "2", "--warmups", "1", "--json", str(file)]))
     return records, program.table(records)
 
@@ -126,14 +127,15 @@ def test_layers_are_compared_in_one_run(tmp_path):
     (records, table), (others, _) = run_ranks(compare_on_rank, 2, tmp_path, file)
     assert json.loads(file.read_text()) == records
     assert [record["forward_ms"] for record in records] == [record["forward_ms"] for record in others]
-    assert [(record["layer"], record["path"], record["mode"]) for record in records] == [
-        ("megamoe", "fused", "saved"),
-        ("megamoe", "fused", "recompute"),
-        ("megamoe", "sequential", "saved"),
-        ("megamoe", "sequential", "recompute"),
-        ("torchtitan", "sequential", "saved"),
+    assert [(record["layer"], record["path"], record["mode"], record["ranks"]) for record in records] == [
+        ("megamoe", "fused", "saved", 2),
+        ("megamoe", "fused", "recompute", 2),
+        ("megamoe", "sequential", "saved", 2),
+        ("megamoe", "sequential", "recompute", 2),
+        ("grouped_mm", "sequential", "saved", 1),
+        ("torchtitan", "sequential", "saved", 2),
     ]
-    assert all(record["backward_ms"] > 0 and record["run"] == records[0]["run"] for record in records)
+    assert all(record["backward_ms"] > 0 and record["forward_idle_ms"] > 0 and record["run"] == records[0]["run"] for record in records)
     assert len(table.splitlines()) == len(records) + 2
     assert plot.main([str(file), "--output", str(tmp_path)]) == 0
 
@@ -151,6 +153,26 @@ def test_layers_that_differ_are_not_compared():
     program.check_results(Problem, [("a", same, [leaf, leaf]), ("b", same, [leaf, leaf])])
     with pytest.raises(RuntimeError, match="b: y differs from the first layer's by 0.05"):
         program.check_results(Problem, [("a", same, [leaf, leaf]), ("b", other, [leaf, leaf])])
+
+
+def test_the_idle_share_counts_products_that_overlap_once(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "bench" / "baseline"))
+    import idle_share
+
+    assert idle_share.union_ms([(0, 1000), (500, 2000), (3000, 4000), (3200, 3300)]) == 3.0
+    assert idle_share.union_ms([]) == 0
+    names = {
+        "nvjet_tst_128x256_64x4": True,
+        "void cutlass::device_kernel<at::cuda::detail::enable_3x_kernel_for_sm9x<GemmUniversal>>": True,
+        "void megamoe::gpu::product_and_push_kernel<Down>": True,
+        "void megamoe::gpu::gate_up_and_pull_kernel<SwiGlu>": True,
+        "void megamoe::products::weight_gradient_kernel<true>": True,
+        "void megamoe::gpu::pull_kernel": False,
+        "ncclDevKernel_SendRecv": False,
+        "triton_poi_fused_mul_silu_0": False,
+        "void at::native::index_elementwise_kernel<128>": False,
+    }
+    assert {name: idle_share.is_product(name) for name in names} == names
 
 
 # ---- Training example ------------------------------------------------------------------------------------
@@ -182,6 +204,35 @@ def test_the_example_learns_and_resumes_where_it_stopped(tmp_path):
 
     other = train(tmp_path, "--steps", 8, "--experts", "grouped_mm")
     assert losses(other) == pytest.approx(losses(records), rel=0.02)
+
+
+@pytest.fixture
+def alone_in_a_group(monkeypatch):
+    """What the layer in TorchTitan's order needs; its functions are compiled on GPUs only, for time."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_the_example_takes_torchtitans_order(tmp_path, alone_in_a_group):
+    for parameters in ("fp32", "bf16"):
+        options = ["--steps", 4, "--parameters", parameters]
+        records = train(tmp_path, *options, "--experts", "torchtitan")
+        assert losses(records) == pytest.approx(losses(train(tmp_path, *options)), rel=0.02)
+        assert all(0 < record["moe_share"] < 1 for record in records)
+
+
+def test_training_steps_are_compared(tmp_path, alone_in_a_group):
+    file = tmp_path / "steps.json"
+    program = load_program("bench/train_step.py")
+    arguments = f"--device cpu --shapes small:1 --sequence 16 --sequences 1 --steps 1 --no-compile --json {file}"
+    records = program.compare(program.parse([*arguments.split(), "--text", str(ROOT / "LICENSE")]))
+    assert json.loads(file.read_text()) == records
+    assert [record["layer"] for record in records] == ["torchtitan", "megamoe"]
+    assert records[0]["loss"] == pytest.approx(records[1]["loss"], rel=0.01)
+    assert all(record["step_ms"] > 0 and 0 < record["moe_share"] < 1 for record in records)
+    assert len(program.table(records).splitlines()) == 3
 
 
 def train_on_rank(rank, folder):
