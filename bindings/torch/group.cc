@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <sstream>
 #include <unordered_map>
 #include <utility>
 
@@ -16,16 +15,20 @@ constexpr std::int64_t kSmallestMaxTokens = 64;
 constexpr const char* kFirstCall = "megamoe's first call of a layer on CUDA";
 
 /// Everything of a configuration that a caller chose.
-std::string key_of(const LayerConfig& config) {
-  std::ostringstream key;
-  key << config.shape.hidden_dim << ' ' << config.shape.intermediate_dim << ' '
-      << config.shape.num_experts << ' ' << config.shape.top_k << ' '
-      << static_cast<int>(config.activation.kind) << ' '
-      << std::bit_cast<std::int32_t>(config.activation.limit) << ' '
-      << static_cast<int>(config.memory_mode) << ' ' << static_cast<int>(config.overlap) << ' '
-      << static_cast<int>(config.weight_gradient_mode) << ' ' << static_cast<int>(config.backend)
-      << ' ' << config.row_capacity << ' ' << config.num_sms << ' ' << config.shape.max_tokens;
-  return key.str();
+LayerKey key_of(const LayerConfig& config) {
+  return {config.shape.hidden_dim,
+          config.shape.intermediate_dim,
+          config.shape.num_experts,
+          config.shape.top_k,
+          config.shape.max_tokens,
+          static_cast<std::int64_t>(config.activation.kind),
+          std::bit_cast<std::int32_t>(config.activation.limit),
+          static_cast<std::int64_t>(config.memory_mode),
+          static_cast<std::int64_t>(config.overlap),
+          static_cast<std::int64_t>(config.weight_gradient_mode),
+          static_cast<std::int64_t>(config.backend),
+          config.row_capacity,
+          config.num_sms};
 }
 
 bool fits(const WorkspaceBytes& need, const WorkspaceBytes& have) {

@@ -2,6 +2,7 @@
 // contexts of forward calls that wait for their backward call.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -29,6 +30,8 @@ struct BuiltLayer {
   MoeLayer layer;
 };
 
+using LayerKey = std::array<std::int64_t, 13>;
+
 /// The layers of a group whose memory is the host's, or one device's, and the workspaces that they
 /// share.
 class LayerCache {
@@ -47,7 +50,7 @@ class LayerCache {
   std::shared_ptr<Workspace> workspace_for(const LayerConfig& config);
 
   std::shared_ptr<Communicator> communicator_;
-  std::map<std::string, std::shared_ptr<BuiltLayer>> layers_;
+  std::map<LayerKey, std::shared_ptr<BuiltLayer>> layers_;
   std::vector<std::shared_ptr<Workspace>> workspaces_;
 };
 

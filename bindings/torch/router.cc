@@ -9,14 +9,14 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "layer/agreement.h"
@@ -60,29 +60,35 @@ struct DeviceRouter {
   CudaRouter router;
 };
 
+/// The device, then what the caller chose.
+using RouterKey = std::array<std::int64_t, 9>;
+
 /// Never destroyed: graphs hold pointers into routers, and CUDA may end before static objects do.
 struct DeviceRouters {
   std::mutex mutex;
-  std::map<std::pair<int, std::string>, std::shared_ptr<DeviceRouter>> entries;
+  std::map<RouterKey, std::shared_ptr<DeviceRouter>> entries;
   static DeviceRouters& instance() {
     static auto* routers = new DeviceRouters;
     return *routers;
   }
 };
 
-std::string key_of(const RouterConfig& config) {
-  std::ostringstream key;
-  key << std::hexfloat << config.num_experts << ' ' << config.top_k << ' '
-      << static_cast<int>(config.score_function) << ' ' << static_cast<int>(config.weight_norm)
-      << ' ' << config.scale << ' ' << config.num_groups << ' ' << config.top_groups << ' '
-      << config.aux_loss_alpha;
-  return key.str();
+RouterKey key_of(const RouterConfig& config, int device) {
+  return {device,
+          config.num_experts,
+          config.top_k,
+          static_cast<std::int64_t>(config.score_function),
+          static_cast<std::int64_t>(config.weight_norm),
+          std::bit_cast<std::int32_t>(config.scale),
+          config.num_groups,
+          config.top_groups,
+          std::bit_cast<std::int32_t>(config.aux_loss_alpha)};
 }
 
 std::shared_ptr<DeviceRouter> device_router(const RouterConfig& config, int device) {
   DeviceRouters& routers = DeviceRouters::instance();
   const std::lock_guard lock(routers.mutex);
-  std::shared_ptr<DeviceRouter>& router = routers.entries[{device, key_of(config)}];
+  std::shared_ptr<DeviceRouter>& router = routers.entries[key_of(config, device)];
   if (router == nullptr) router = std::make_shared<DeviceRouter>(config, device);
   return router;
 }
@@ -212,9 +218,11 @@ void check_routers(const std::function<Stream(int device)>& stream_of) {
   DeviceRouters& routers = DeviceRouters::instance();
   const std::lock_guard lock(routers.mutex);
   LocalOutcome first;
-  for (const auto& [key, shared] : routers.entries) {
-    const std::lock_guard router_lock(shared->mutex);
-    const LocalOutcome outcome = outcome_of([&] { shared->router.check(stream_of(key.first)); });
+  for (const auto& entry : routers.entries) {
+    DeviceRouter& shared = *entry.second;
+    const Stream stream = stream_of(static_cast<int>(entry.first.front()));
+    const std::lock_guard router_lock(shared.mutex);
+    const LocalOutcome outcome = outcome_of([&] { shared.router.check(stream); });
     if (first.failed == 0) first = outcome;
   }
   throw_if_failed(first, 0, 0);
