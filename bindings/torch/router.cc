@@ -88,8 +88,11 @@ RouterKey key_of(const RouterConfig& config, int device) {
 std::shared_ptr<DeviceRouter> device_router(const RouterConfig& config, int device) {
   DeviceRouters& routers = DeviceRouters::instance();
   const std::lock_guard lock(routers.mutex);
-  std::shared_ptr<DeviceRouter>& router = routers.entries[key_of(config, device)];
-  if (router == nullptr) router = std::make_shared<DeviceRouter>(config, device);
+  const RouterKey key = key_of(config, device);
+  const auto found = routers.entries.find(key);
+  if (found != routers.entries.end()) return found->second;
+  auto router = std::make_shared<DeviceRouter>(config, device);  // may refuse the configuration
+  routers.entries.emplace(key, router);
   return router;
 }
 
@@ -214,7 +217,7 @@ Tensor route_backward(const Tensor& logits, const Tensor& expert_ids, const Tens
 
 }  // namespace
 
-void check_routers(const std::function<Stream(int device)>& stream_of) {
+LocalOutcome check_routers(const std::function<Stream(int device)>& stream_of) {
   DeviceRouters& routers = DeviceRouters::instance();
   const std::lock_guard lock(routers.mutex);
   LocalOutcome first;
@@ -225,7 +228,7 @@ void check_routers(const std::function<Stream(int device)>& stream_of) {
     const LocalOutcome outcome = outcome_of([&] { shared.router.check(stream); });
     if (first.failed == 0) first = outcome;
   }
-  throw_if_failed(first, 0, 0);
+  return first;
 }
 
 }  // namespace megamoe::torch_ops

@@ -3,12 +3,13 @@
 
 #include <functional>
 
+#include "layer/agreement.h"
 #include "megamoe/layer.h"
 
 namespace megamoe::torch_ops {
 
-/// Waits for the calls of every router on a device, and throws the first failure that one has
+/// Waits for the calls of every router on a device, and returns the first failure that one has
 /// reported. Nothing is reported twice.
-void check_routers(const std::function<Stream(int device)>& stream_of);
+LocalOutcome check_routers(const std::function<Stream(int device)>& stream_of);
 
 }  // namespace megamoe::torch_ops

@@ -82,7 +82,8 @@ def _agree_on_name(torch_group, size: int) -> str:
 
 
 def check(group: dist.ProcessGroup | None = None) -> None:
-    """Waits for this rank's calls on CUDA devices and raises what the devices reported; nothing to do on the CPU.
+    """Waits for this rank's calls on CUDA devices, of layers and routers, and raises what the devices reported; nothing
+    to do on the CPU.
 
     A device error (an expert id out of range, too many rows, a peer that failed or did not come) is raised on every
     rank: by each later call that shares the failed call's workspace until ``check`` has raised it once, or by ``check``
@@ -94,9 +95,7 @@ def check(group: dist.ProcessGroup | None = None) -> None:
     Raises:
         RuntimeError: with the library's message.
     """
-    name = _name_of(_resolve(group))
-    if torch.ops.megamoe.has_group(name):
-        torch.ops.megamoe.check(name)
+    torch.ops.megamoe.check(_name_of(_resolve(group)))
 
 
 def reserve(max_tokens: int, group: dist.ProcessGroup | None = None) -> None:
