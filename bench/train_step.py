@@ -5,7 +5,9 @@
 A shape is that of a layer, and how many layers: as many as fit with the larger of the two. Parameters and optimizer
 states are bf16; attention, norms and routers are compiled. A step is forward, backward, the sum of gradients that are
 not experts' over the ranks, and AdamW, on --sequences sequences of --sequence bytes a rank. Figures are medians over
-the steps after the first three. `moe_share` is the part of the step between the events before and after the experts,
+the steps after the first two. With --routing uniform tokens go to random experts, as in the other benchmarks; with
+--routing model where the router sends them, which on a new model that reads bytes is mostly a few experts of one rank.
+`moe_share` is the part of the step between the events before and after the experts,
 forward and backward: the step of a model whose experts took no time would be 1 / (1 - moe_share) times as fast, which
 bounds what experts can give.
 """
@@ -26,7 +28,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "bench"))
 from compare import circumstances  # noqa: E402
 
-NUM_WARMUPS = 3
+NUM_WARMUPS = 2
 
 
 def load_example():
@@ -36,6 +38,15 @@ def load_example():
     return module
 
 
+def route_uniformly(model, num_tokens):
+    """The same random experts for a block in every step; the weights stay the router's."""
+    generator = torch.Generator(device=model.device).manual_seed(dist.get_rank())
+    for block in [module for module in model.modules() if hasattr(module, "is_concatenated")]:
+        keys = torch.rand(num_tokens, model.config.num_experts, device=model.device, generator=generator)
+        ids = keys.topk(model.config.num_experts_per_tok, dim=1).indices
+        block.register_forward_pre_hook(lambda _, inputs, ids=ids: (inputs[0], ids, inputs[2]), prepend=True)
+
+
 def measure(example, shape, num_layers, experts, arguments):
     batch = arguments.sequences * dist.get_world_size()
     options = example.parse(
@@ -43,13 +54,17 @@ def measure(example, shape, num_layers, experts, arguments):
         f"--batch {batch} --sequence {arguments.sequence} --device {arguments.device} --parameters bf16 "
         f"--learning-rate 1e-4 --text {arguments.text}".split() + ["--compile"] * arguments.compile
     )
-    steps = example.train(options)[NUM_WARMUPS:]
+    trainer = example.Trainer(options)
+    if arguments.routing == "uniform":
+        route_uniformly(trainer.model, arguments.sequences * arguments.sequence)
+    steps = example.train(options, trainer)[NUM_WARMUPS:]
     step_ms = [1e3 * batch * arguments.sequence / step["tokens_per_s"] for step in steps]
     median = statistics.median(step_ms)
     return {
         "layer": experts,
         "shape": shape,
         "layers": num_layers,
+        "routing": arguments.routing,
         "tokens_per_rank": arguments.sequences * arguments.sequence,
         "ranks": dist.get_world_size(),
         "compiled": arguments.compile,
@@ -77,6 +92,7 @@ def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="qwen3-30b:20,qwen3-235b:8")
     parser.add_argument("--experts", default="torchtitan,megamoe")
+    parser.add_argument("--routing", choices=["uniform", "model"], default="uniform")
     parser.add_argument("--sequence", type=int, default=4096)
     parser.add_argument("--sequences", type=int, default=2, help="of each rank")
     parser.add_argument("--steps", type=int, default=6, help="that are timed")

@@ -243,9 +243,9 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
 
 
-def train(options):
+def train(options, trainer=None):
     """Returns the records of all steps."""
-    trainer = Trainer(options)
+    trainer = trainer or Trainer(options)
     if options.resume:
         trainer.resume()
     records = []
