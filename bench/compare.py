@@ -151,7 +151,13 @@ def variants(problem, layers, paths):
         if "grouped_mm" + suffix in layers:
             leaves = [problem.x, problem.weights, *problem.all_experts()]
             layer = GroupedMmLayer(*leaves[2:], compiled)
-            description = {"layer": "grouped_mm", "path": "sequential", "mode": "saved", "compiled": compiled, "ranks": 1}
+            description = {
+                "layer": "grouped_mm",
+                "path": "sequential",
+                "mode": "saved",
+                "compiled": compiled,
+                "ranks": 1,
+            }
             found.append((description, lambda layer=layer: layer(problem.x, ids, scores), leaves))
         if "torchtitan" + suffix in layers:
             experts = (problem.gate, problem.up, problem.down)
@@ -284,9 +290,7 @@ def table(records):
     lines = [f"{'shape':12} {'layer':36} {'forward ' + stage} {'backward ' + stage} {'from idle':>9} {'idle':>5}"]
     for record in records:
         words = [record["layer"], record["path"], record["mode"], "compiled" if record.get("compiled") else ""]
-        others = [
-            other for other in records if other["layer"] == "torchtitan" and other["shape"] == record["shape"]
-        ]
+        others = [other for other in records if other["layer"] == "torchtitan" and other["shape"] == record["shape"]]
         cells = [f"{record['shape']:12} {' '.join(word for word in words if word):36}"]
         for name in ("forward", "backward"):
             ms, tflops = record[f"{name}_ms"], record[f"{name}_tflops"]

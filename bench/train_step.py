@@ -52,7 +52,8 @@ def measure(example, shape, num_layers, experts, arguments):
     options = example.parse(
         f"--shape {shape} --layers {num_layers} --experts {experts} --steps {NUM_WARMUPS + arguments.steps} "
         f"--batch {batch} --sequence {arguments.sequence} --device {arguments.device} --parameters bf16 "
-        f"--learning-rate 1e-4 --text {arguments.text}".split() + ["--compile"] * arguments.compile
+        f"--learning-rate 1e-4 --text {arguments.text}".split()
+        + ["--compile"] * arguments.compile
     )
     trainer = example.Trainer(options)
     if arguments.routing == "uniform":
@@ -77,7 +78,9 @@ def measure(example, shape, num_layers, experts, arguments):
 
 
 def table(records):
-    lines = [f"{'shape':12} {'layers':>6} {'experts':12} {'step ms':>8} {'tokens/s':>9} {'MoE':>5} {'ratio':>6} {'loss':>7}"]
+    lines = [
+        f"{'shape':12} {'layers':>6} {'experts':12} {'step ms':>8} {'tokens/s':>9} {'MoE':>5} {'ratio':>6} {'loss':>7}"
+    ]
     for record in records:
         others = [other for other in records if other["layer"] == "torchtitan" and other["shape"] == record["shape"]]
         ratio = f"{others[0]['step_ms'] / record['step_ms']:.2f}" if others else ""

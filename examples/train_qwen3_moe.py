@@ -99,7 +99,7 @@ ALL_EXPERTS_FUNCTIONS.register("torchtitan", torch.compiler.disable(torchtitan_f
 
 
 def keep_torchtitan_experts(model):
-    """What megamoe.parallelize_experts does, for the layer of bench/baseline; gate and up apart, as TorchTitan has them."""
+    """What megamoe.parallelize_experts does, for the layer of bench/baseline; gate and up apart, as it takes them."""
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench" / "baseline"))
     from torchtitan_layer import Layer
 

@@ -86,7 +86,8 @@ def check(group: dist.ProcessGroup | None = None) -> None:
     to do on the CPU.
 
     A device error (an expert id out of range, too many rows, a peer that failed or did not come) is raised on every
-    rank: by each later call that shares the failed call's workspace until ``check`` has raised it once, or by ``check``
+    rank (a router's, for logits that are not finite, on its own): by each later call that shares the failed call's
+    workspace until ``check`` has raised it once, or by ``check``
     itself. What the failed call should have written is undefined. So call it where results are about to be used for
     good: before a checkpoint is written, or before ``optimizer.step()`` if it may wait for the device. All ranks call
     it at the same point; then the layer is usable again, except after a missed deadline or a peer that left: connect

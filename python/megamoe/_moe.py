@@ -128,7 +128,7 @@ def moe(
             ``megamoe.reserve``.
         row_capacity: rows (tokens times slots) that a rank can receive in a call; a call that needs more raises on all
             ranks. None: twice max_tokens * K, or once for a single rank.
-        num_sms: multiprocessors that the products take on this rank's device, so that others' kernels (NCCL's, say) find
+        num_sms: multiprocessors that the products take on this rank's device, so that other kernels (NCCL's, say) find
             some free; at least 2. None: all of them. The CPU backend has none.
         main_grads: fp32 tensors of the shapes of gate_up and down. The backward pass adds the weight gradients to them,
             and gate_up and down get no ``grad``.

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from . import _route
 
+
 class Routing(NamedTuple):
     """What a router gives for [..., H] inputs."""
 

@@ -136,7 +136,6 @@ def test_the_operators_refuse_by_name(logits, options, message):
 # ---- Meaning ---------------------------------------------------------------------------------------------
 
 
-
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("renormalise", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -135,7 +135,10 @@ def test_layers_are_compared_in_one_run(tmp_path):
         ("grouped_mm", "sequential", "saved", 1),
         ("torchtitan", "sequential", "saved", 2),
     ]
-    assert all(record["backward_ms"] > 0 and record["forward_idle_ms"] > 0 and record["run"] == records[0]["run"] for record in records)
+    assert all(
+        record["backward_ms"] > 0 and record["forward_idle_ms"] > 0 and record["run"] == records[0]["run"]
+        for record in records
+    )
     assert len(table.splitlines()) == len(records) + 2
     assert plot.main([str(file), "--output", str(tmp_path)]) == 0
 
