@@ -4,7 +4,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 #: Words in the names of kernels that multiply matrices: cuBLAS, CUTLASS (torch._grouped_mm), Triton and megamoe.
-PRODUCTS = ("gemm", "nvjet", "cutlass", "xmma", "triton_mm", "product_", "and_pull_kernel", "gradient_kernel")
+PRODUCTS = (
+    *("gemm", "nvjet", "cutlass", "xmma", "triton_mm"),
+    *("product_", "and_pull_kernel", "gradient_kernel", "gradients_beside_rows_kernel"),
+)
 
 
 def union_ms(spans_us):

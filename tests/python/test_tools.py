@@ -170,6 +170,7 @@ def test_the_idle_share_counts_products_that_overlap_once(monkeypatch):
         "void megamoe::gpu::product_and_push_kernel<Down>": True,
         "void megamoe::gpu::gate_up_and_pull_kernel<SwiGlu>": True,
         "void megamoe::products::weight_gradient_kernel<true>": True,
+        "void megamoe::gpu::weight_gradients_beside_rows_kernel<true>": True,
         "void megamoe::gpu::pull_kernel": False,
         "ncclDevKernel_SendRecv": False,
         "triton_poi_fused_mul_silu_0": False,
