@@ -260,7 +260,7 @@ def dense_tflops(arguments, device):
         mark()
 
     median = statistics.median(sample[0] for sample in time_passes(one_pass, arguments, device))
-    return round(2 * size**3 / median / 1e9, 1)
+    return float(f"{2 * size**3 / median / 1e9:.4g}")
 
 
 def head_commit():
