@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "kernels/products/row_product.h"
+#include "kernels/weight_gradients/weight_gradient.h"
 
 namespace megamoe::products {
 
@@ -34,6 +35,6 @@ const void* gate_up_gradient_and_pull_with();
 std::size_t pull_shared_bytes();
 std::size_t gradient_pull_shared_bytes();
 std::size_t push_shared_bytes();
-std::size_t rows_beside_shared_bytes();
+std::size_t rows_beside_shared_bytes(GradientType type);
 
 }  // namespace megamoe::products

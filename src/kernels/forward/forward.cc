@@ -177,7 +177,7 @@ void weight_gradients_beside_rows(const RankView& view, std::byte* plan,
   RankView view_copy = view;
   products::launch_clusters(gradients_kernel(launch.type, launch.sharing),
                             {&launch.params, &view_copy, &pulls, &targets}, options,
-                            products::rows_beside_shared_bytes());
+                            products::rows_beside_shared_bytes(launch.type));
 }
 
 void load_overlap_kernels() {

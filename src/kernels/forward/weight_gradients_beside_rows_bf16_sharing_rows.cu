@@ -8,6 +8,10 @@ const void* weight_gradients_beside_rows_bf16_sharing_rows() {
       &weight_gradients_beside_rows_kernel<Shared::rows, GradientType::bf16>);
 }
 
-std::size_t rows_beside_shared_bytes() { return kSharedBytesWith<SharedStorage, RowsBesideShared>; }
+std::size_t rows_beside_shared_bytes(GradientType type) {
+  return type == GradientType::bf16
+             ? kSharedBytesWith<GradientStorage<GradientType::bf16>, RowsBesideShared>
+             : kSharedBytesWith<GradientStorage<GradientType::fp32>, RowsBesideShared>;
+}
 
 }  // namespace megamoe::products

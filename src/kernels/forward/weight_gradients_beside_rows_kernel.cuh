@@ -47,6 +47,11 @@ class ArrivedX {
   bool is_in_place_;
 };
 
+/// Behind the storage of tiles in turns.
+template <>
+inline constexpr std::uint32_t kBesideStages<TurnStorage> =
+    (offsetof(TurnStorage, turns) + sizeof(TurnBarriers) + 127U) / 128U * 128U;
+
 template <Shared kShared, GradientType kType>
 __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThreads, 1)
     weight_gradients_beside_rows_kernel(const __grid_constant__ WeightGradientParams params,
@@ -54,8 +59,9 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
                                         const __grid_constant__ gpu::PullParams pull_params,
                                         const __grid_constant__ gpu::ReduceTargets targets) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
-  SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  RowsBesideShared& beside = beside_stages<SharedStorage, RowsBesideShared>(shared_bytes);
+  using Storage = GradientStorage<kType>;
+  Storage& shared = *reinterpret_cast<Storage*>(shared_bytes);
+  RowsBesideShared& beside = beside_stages<Storage, RowsBesideShared>(shared_bytes);
   if (view.control()->call_failed != 0) return;  // the same in all CTAs
   const int warp = device::warp_idx();
   const int cta_rank = static_cast<int>(device::cluster_cta_rank());
@@ -64,7 +70,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
     gpu::init_pull_barriers(beside.pulls);
     gpu::init_reduce_barriers(beside.reduction);
     beside.rows_late = 0;
-    init_barriers(shared.barriers);
+    init_gradient_barriers(shared);
   }
   __syncthreads();
   device::cluster_sync();
@@ -74,7 +80,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
     if (warp == static_cast<int>(ProducerWarp::loads)) {
       if (device::elect_one()) {
         ArrivedX x(view, pull_params, beside.rows_late);
-        gradient_load_role<kShared>(params, shared, cta_rank, [&](const GradientTile& tile) {
+        gradient_load_role<kShared, kType>(params, shared, cta_rank, [&](const GradientTile& tile) {
           if (tile.job >= params.num_early_jobs) x.await();
         });
         *const_cast<volatile std::uint32_t*>(&beside.reduction.loads_done) = 1;

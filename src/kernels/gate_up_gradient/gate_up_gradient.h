@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "kernels/products/row_product.h"
+#include "kernels/products/shared_ring.h"
 
 namespace megamoe::products {
 
@@ -100,21 +101,6 @@ MEGAMOE_HOST_DEVICE constexpr Part part_of(const GroupedTile& tile, int block, i
   return {tile.channel_tile * kTileChannels + block * kBlockChannels, part_idx * kPartRows,
           units > kPartUnits ? kPartUnits : units};
 }
-
-/// A position in the ring of `kDepth` buffers that a warpgroup shares with the other, whose uses it
-/// skips.
-template <int kDepth>
-struct SharedRing {
-  std::uint32_t slot = 0;
-  std::uint32_t parity = 0;
-
-  MEGAMOE_HOST_DEVICE void advance() { skip(1); }
-  MEGAMOE_HOST_DEVICE void skip(int count) {
-    const std::uint32_t passed = parity * kDepth + slot + static_cast<std::uint32_t>(count);
-    slot = passed % kDepth;
-    parity = passed / kDepth & 1U;
-  }
-};
 
 }  // namespace gradient
 }  // namespace megamoe::products

@@ -15,7 +15,8 @@ namespace megamoe::products {
 template <class Pieces>
 class PieceWriter {
  public:
-  __device__ PieceWriter(SharedStorage& shared, int warpgroup)
+  template <class Storage>
+  __device__ PieceWriter(Storage& shared, int warpgroup)
       : slots_(device::shared_address(shared.slots)),
         filled_(device::shared_address(shared.barriers.slot_filled)),
         granted_(device::shared_address(shared.barriers.slot_granted[warpgroup])),
@@ -43,6 +44,14 @@ class PieceWriter {
   }
   /// The same, with this lane's offset in the matrix stores of unit 0.
   __device__ std::uint32_t begin(int piece) { return begin_slot(piece) + lane_offset_; }
+
+  /// Passes all pieces of a tile on as they are.
+  __device__ void write_nothing() {
+    for (int piece = 0; piece < Pieces::kPerWarpgroup; ++piece) {
+      begin_slot(piece);
+      end(piece);
+    }
+  }
 
   __device__ void end(int piece) {
     device::fence_async_shared();

@@ -15,6 +15,8 @@ using StageRing = device::RingPosition<kNumStages>;
 
 /// The math warps' view of the stage ring.
 struct StageBarriers {
+  static constexpr std::uint32_t kBytes = kStageBytes;  ///< of a stage
+  static constexpr std::uint32_t kRowsOffset = kChannelBytes;
   std::uint32_t filled;  ///< of stage 0, in this CTA
   std::uint32_t
       free_there;  ///< of stage 0, in the CTA that this lane signals (lanes 0 and 1 of each warp)
@@ -27,6 +29,8 @@ struct StageBarriers {
   __device__ void release(std::uint32_t stage) const {
     if (device::lane_idx() < kClusterSize) device::arrive_reads_over(free_there + stage * 8U);
   }
+  /// The tile's last products are issued.
+  __device__ void end_turn() const {}
 };
 
 /// The wgmmas of the first `kNumKSteps` steps of one stage, as one group. No branch may lie between
@@ -58,18 +62,18 @@ enum class KEnd {
 
 /// acc = the tile's whole chain over K. Stage k is given back once stage k + 1's products are
 /// issued: one group stays in flight.
-template <int kN, KEnd kEnd, OperandLayout kLayout>
+template <int kN, KEnd kEnd, OperandLayout kLayout, class Barriers, class Ring>
 __device__ inline void multiply_tile(Accumulators& acc, std::uint32_t stages, int warpgroup,
-                                     const StageBarriers& barriers, StageRing& ring,
-                                     int num_k_blocks, int last_k_steps) {
+                                     const Barriers& barriers, Ring& ring, int num_k_blocks,
+                                     int last_k_steps) {
   const std::uint64_t channels =
       device::tile_descriptor(stages + warpgroup * kLayout.warpgroup_bytes);
   const std::uint64_t rows =
-      device::tile_descriptor(stages + kChannelBytes, kLayout.row_atom_bytes);
+      device::tile_descriptor(stages + Barriers::kRowsOffset, kLayout.row_atom_bytes);
   const auto multiply = [&]<int kNumKSteps>(bool accumulate) {
     multiply_stage<kN, kNumKSteps, kLayout>(
-        acc, device::advance_descriptor(channels, ring.slot * kStageBytes),
-        device::advance_descriptor(rows, ring.slot * kStageBytes), accumulate);
+        acc, device::advance_descriptor(channels, ring.slot * Barriers::kBytes),
+        device::advance_descriptor(rows, ring.slot * Barriers::kBytes), accumulate);
   };
   std::uint32_t previous = 0;
   const int num_whole =
@@ -100,26 +104,30 @@ __device__ inline void multiply_tile(Accumulators& acc, std::uint32_t stages, in
     previous = ring.slot;
     ring.advance();
   }
+  barriers.end_turn();
   device::wgmma_wait<0>();
   device::pin_accumulators(acc);
   barriers.release(previous);
 }
 
 /// A CTA without rows still has to give the shared operand's stages back.
-__device__ inline void skip_tile(const StageBarriers& barriers, StageRing& ring, int num_k_blocks) {
+template <class Barriers, class Ring>
+__device__ inline void skip_tile(const Barriers& barriers, Ring& ring, int num_k_blocks) {
   for (int k_block = 0; k_block < num_k_blocks; ++k_block) {
     device::wait(barriers.filled + ring.slot * 8U, ring.parity);
     __syncwarp();
     barriers.release(ring.slot);
     ring.advance();
   }
+  barriers.end_turn();
 }
 
 /// Picks the wgmma width for the tile: one instantiation for each possible number of units, none
 /// for the others.
-template <OperandLayout kLayout, std::uint32_t kUnitsMask, KEnd kEnd = KEnd::whole>
+template <OperandLayout kLayout, std::uint32_t kUnitsMask, KEnd kEnd = KEnd::whole, class Barriers,
+          class Ring>
 __device__ inline void multiply_units(int num_units, Accumulators& acc, std::uint32_t stages,
-                                      int warpgroup, const StageBarriers& barriers, StageRing& ring,
+                                      int warpgroup, const Barriers& barriers, Ring& ring,
                                       int num_k_blocks, int last_k_steps = kKStepsPerBlock) {
   switch (num_units) {
 #define MEGAMOE_UNITS(units)                                                   \

@@ -12,6 +12,7 @@ template <int kPiecesPerWarpgroup, int kSlots = kNumStoreWarps>
 struct PieceNumbering {
   static constexpr int kNumSlots = kSlots;
   static constexpr std::uint32_t kSlotBytes = kAllSlotBytes / kSlots;
+  static constexpr int kPerWarpgroup = kPiecesPerWarpgroup;
   static constexpr int kPerTile = kNumMathWarpgroups * kPiecesPerWarpgroup;
   static_assert(kSlots <= kMaxSlots && kSlots % kNumStoreWarps == 0);
   static_assert(kPerTile % kSlots == 0, "a slot must hold the same pieces of every tile");

@@ -15,15 +15,21 @@ namespace megamoe::products {
 template <class Pieces>
 class SlotStores {
  public:
-  __device__ SlotStores(SharedStorage& shared, int store_warp)
+  template <class Storage>
+  __device__ SlotStores(Storage& shared, int store_warp)
       : slots_(device::shared_address(shared.slots)),
         store_warp_(store_warp),
         barriers_(shared.barriers) {}
 
   template <class Store>
   __device__ void store_tile_pieces(const Store& store) {
+    store_pieces(0, Pieces::kPerTile, store);
+  }
+  /// Those with numbers from `first`, an even one, to `end`.
+  template <class Store>
+  __device__ void store_pieces(int first, int end, const Store& store) {
 #pragma unroll 1
-    for (int number = store_warp_; number < Pieces::kPerTile; number += kNumStoreWarps) {
+    for (int number = first + store_warp_; number < end; number += kNumStoreWarps) {
       const int slot = number % Pieces::kNumSlots;
       device::wait(device::shared_address(&barriers_.slot_filled[slot]), parities_ >> slot & 1U);
       parities_ ^= 1U << slot;

@@ -4,6 +4,7 @@
 
 #include "kernels/products/slot_stores.cuh"
 #include "kernels/weight_gradients/gradient_walk.cuh"
+#include "kernels/weight_gradients/turns.h"
 
 namespace megamoe::products {
 
@@ -20,8 +21,8 @@ __device__ inline void store_gradient_piece(const WeightGradientParams& params,
                         (warpgroup * kBlocksPerWarpgroup + piece) * kBlockChannels;
     device::store_tile(map, slot, channel, line, tile.group);
   } else {
-    const int channel = tile.channel_tile * kTileChannels +
-                        (warpgroup * kBlocksPerWarpgroup + piece / 2) * kBlockChannels;
+    const int channel =
+        tile.channel_tile * kGradientTileChannels<kType> + piece / 2 * kBlockChannels;
     const int half_line = line + piece % 2 * tile.num_blocks * (kGradientBlock / 2);
     if (params.update == GradientUpdate::add) {
       device::add_tile(map, slot, 0, half_line, channel / kFp32LineElements, tile.group);
@@ -34,16 +35,26 @@ __device__ inline void store_gradient_piece(const WeightGradientParams& params,
 /// Stores the pieces of tiles of which `may_store(tile)` is true when they are complete.
 template <Shared kShared, GradientType kType, class MayStore>
 __device__ inline void gradient_store_role(const WeightGradientParams& params,
-                                           SharedStorage& shared, int cta_rank, int slot_idx,
-                                           const MayStore& may_store) {
+                                           GradientStorage<kType>& shared, int cta_rank,
+                                           int slot_idx, const MayStore& may_store) {
   GradientWalk<kShared> walk(params, cta_rank);
   SlotStores<GradientPieces<kType>> stores(shared, slot_idx);
   GradientTile tile;
+  int owner = 0;
   while (walk.next(tile)) {
-    if (tile.num_blocks == 0) continue;
-    stores.store_tile_pieces([&](int warpgroup, int piece, std::uint32_t slot) {
-      if (may_store(tile)) store_gradient_piece<kType>(params, tile, warpgroup, piece, slot);
-    });
+    const auto store = [&](int warpgroup, int piece, std::uint32_t slot) {
+      if (tile.num_blocks > 0 && may_store(tile)) {
+        store_gradient_piece<kType>(params, tile, warpgroup, piece, slot);
+      }
+    };
+    if constexpr (kType == GradientType::bf16) {
+      if (tile.num_blocks > 0) stores.store_tile_pieces(store);
+    } else {
+      // One warpgroup's pieces; those of a tile without lines are empty.
+      constexpr int kPieces = kNumGradientPieces<kType>;
+      stores.store_pieces(owner * kPieces, (owner + 1) * kPieces, store);
+      owner = 1 - owner;
+    }
   }
   device::wait_stores_complete<0>();
 }

@@ -25,6 +25,14 @@ inline constexpr int kUnitsPerGradientBlock = kGradientBlock / schedule::kRowsPe
 /// What a gradient is stored as; `fp32` is also what gradients are added into.
 enum class GradientType { bf16, fp32 };
 
+/// Channels of a CTA's tile. bf16: both warpgroups work on one tile, 128 channels each. fp32: each
+/// has tiles of its own, in turns (turns.h).
+template <GradientType kType>
+inline constexpr int kGradientTileChannels =
+    kType == GradientType::bf16 ? kTileChannels : kTileChannels / kNumMathWarpgroups;
+template <GradientType kType>
+inline constexpr std::uint32_t kGradientChannelBytes = kGradientTileChannels<kType>* kBlockK * 2;
+
 /// Pieces that one warpgroup passes to the store warps at a tile's end: 64 channels, as bf16 of all
 /// lines, as fp32 of half of them.
 template <GradientType kType>

@@ -6,6 +6,7 @@
 #include "kernels/products/host_checks.h"
 #include "kernels/products/host_maps.h"
 #include "kernels/products/products.h"
+#include "kernels/weight_gradients/turns.h"
 #include "kernels/weight_gradients/weight_gradient_launch.h"
 #include "megamoe/error.h"
 
@@ -60,26 +61,32 @@ void check_gradient(const WeightGradient& job, const GroupedRows& rows, DType dt
   check_weights(shape, rows.num_groups, gradient.sizes[1], gradient.sizes[2], "gradient");
 }
 
-GradientJob describe_job(const LaunchOptions& options, const WeightGradient& job, Sharing sharing) {
+int tile_channels(GradientType type) {
+  return type == GradientType::bf16 ? kGradientTileChannels<GradientType::bf16>
+                                    : kGradientTileChannels<GradientType::fp32>;
+}
+
+GradientJob describe_job(const LaunchOptions& options, const WeightGradient& job, GradientType type,
+                         Sharing sharing) {
   GradientJob described{};
   const bool rows_shared = sharing == Sharing::rows;
   described.channels = operand_map(options, job.channels_NC, rows_shared ? kBlockK : kBlockK / 2,
-                                   kTileChannels / kGradientBlock, "channels");
+                                   tile_channels(type) / kGradientBlock, "channels");
   for (int blocks = 1; blocks <= kMaxBlocksPerTile; ++blocks) {
     described.lines[blocks - 1] =
         operand_map(options, job.lines_NR, rows_shared ? kBlockK / 2 : kBlockK, blocks, "lines");
     described.gradient[blocks - 1] = gradient_map(options, job.gradient_eRC, blocks);
   }
-  described.num_channel_tiles = ceil_div(job.gradient_eRC.sizes[2], kTileChannels);
+  described.num_channel_tiles = ceil_div(job.gradient_eRC.sizes[2], tile_channels(type));
   described.num_line_blocks = static_cast<int>(job.gradient_eRC.sizes[1] / kGradientBlock);
   return described;
 }
 
 // Sharing rows where every job has an even number of channel tiles: then no CTA multiplies zeros.
-Sharing choose(Sharing wanted, std::span<const WeightGradient> gradients) {
+Sharing choose(Sharing wanted, GradientType type, std::span<const WeightGradient> gradients) {
   if (wanted != Sharing::automatic) return wanted;
   for (const WeightGradient& job : gradients) {
-    if (ceil_div(job.gradient_eRC.sizes[2], kTileChannels) % kClusterSize != 0)
+    if (ceil_div(job.gradient_eRC.sizes[2], tile_channels(type)) % kClusterSize != 0)
       return Sharing::channels;
   }
   return Sharing::rows;
@@ -99,7 +106,7 @@ WeightGradientLaunch describe_weight_gradients(const GroupedRows& rows,
   WeightGradientLaunch launch;
   const DType dtype = gradients.front().gradient_eRC.dtype;
   launch.type = dtype == DType::bf16 ? GradientType::bf16 : GradientType::fp32;
-  launch.sharing = choose(options.sharing, gradients);
+  launch.sharing = choose(options.sharing, launch.type, gradients);
   WeightGradientParams& params = launch.params;
   params.num_jobs = static_cast<int>(gradients.size());
   params.update = mode == GradientMode::accumulate ? GradientUpdate::add : GradientUpdate::store;
@@ -107,7 +114,7 @@ WeightGradientLaunch describe_weight_gradients(const GroupedRows& rows,
   params.rows = {rows.begin, rows.count, rows.num_groups};
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     check_gradient(gradients[i], rows, dtype, mode);
-    params.jobs[i] = describe_job(options, gradients[i], launch.sharing);
+    params.jobs[i] = describe_job(options, gradients[i], launch.type, launch.sharing);
   }
   return launch;
 }
@@ -126,7 +133,9 @@ void multiply_weight_gradients(const GroupedRows& rows, std::span<const WeightGr
     kernel =
         shares_rows ? weight_gradient_fp32_sharing_rows() : weight_gradient_fp32_sharing_channels();
   }
-  launch_clusters(kernel, {&launch.params}, options);
+  launch_clusters(kernel, {&launch.params}, options,
+                  launch.type == GradientType::bf16 ? sizeof(GradientStorage<GradientType::bf16>)
+                                                    : sizeof(GradientStorage<GradientType::fp32>));
 }
 
 }  // namespace megamoe::products
