@@ -49,8 +49,9 @@ class ArrivedX {
 
 /// Behind the storage of tiles in turns.
 template <>
-inline constexpr std::uint32_t kBesideStages<TurnStorage> =
-    (offsetof(TurnStorage, turns) + sizeof(TurnBarriers) + 127U) / 128U * 128U;
+inline constexpr std::uint32_t kBesideStages<TurnStorage> = (offsetof(TurnStorage, turns) +
+                                                             sizeof(TurnBarriers) + 127U) /
+                                                            128U * 128U;
 
 template <Shared kShared, GradientType kType>
 __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThreads, 1)

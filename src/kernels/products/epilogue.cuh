@@ -11,12 +11,16 @@
 
 namespace megamoe::products {
 
+/// Whether slots are granted from the start, or each only once it has been filled with what the
+/// piece is to be added to.
+enum class FirstGrant { given, awaited };
+
 /// Writes 64-channel pieces into the slots, in the order in which the store warps expect them.
 template <class Pieces>
 class PieceWriter {
  public:
   template <class Storage>
-  __device__ PieceWriter(Storage& shared, int warpgroup)
+  __device__ PieceWriter(Storage& shared, int warpgroup, FirstGrant grant = FirstGrant::given)
       : slots_(device::shared_address(shared.slots)),
         filled_(device::shared_address(shared.barriers.slot_filled)),
         granted_(device::shared_address(shared.barriers.slot_granted[warpgroup])),
@@ -28,8 +32,9 @@ class PieceWriter {
     const std::uint32_t row = static_cast<std::uint32_t>((lane & 7) + ((lane & 16) != 0 ? 8 : 0));
     lane_offset_ =
         device::swizzled_offset(row, static_cast<std::uint32_t>(warp * 2 + ((lane >> 3) & 1)));
-    // The first writer of a slot needs no grant: it waits for the phase before the first, which
+    // The first writer of a slot that needs no grant waits for the phase before the first, which
     // counts as completed.
+    if (grant == FirstGrant::awaited) return;
     for (int slot = 0; slot < Pieces::kNumSlots; ++slot) {
       if (Pieces::warpgroup_of(slot) == warpgroup) parities_ |= 1U << slot;
     }

@@ -23,11 +23,14 @@ class SlotStores {
 
   template <class Store>
   __device__ void store_tile_pieces(const Store& store) {
-    store_pieces(0, Pieces::kPerTile, store);
+    store_pieces(
+        0, Pieces::kPerTile, store,
+        [](int /*number*/, std::uint32_t granted, std::uint32_t) { device::arrive(granted); });
   }
-  /// Those with numbers from `first`, an even one, to `end`.
-  template <class Store>
-  __device__ void store_pieces(int first, int end, const Store& store) {
+  /// Those with numbers from `first`, an even one, to `end`. `grant(number, barrier, slot address)`
+  /// passes the slot of piece `number` on: one arrival on the barrier.
+  template <class Store, class Grant>
+  __device__ void store_pieces(int first, int end, const Store& store, const Grant& grant) {
 #pragma unroll 1
     for (int number = first + store_warp_; number < end; number += kNumStoreWarps) {
       const int slot = number % Pieces::kNumSlots;
@@ -37,8 +40,10 @@ class SlotStores {
             slots_ + slot * Pieces::kSlotBytes);
       device::commit_stores();
       device::wait_stores_read<0>();
-      device::arrive(
-          device::shared_address(&barriers_.slot_granted[Pieces::next_warpgroup_of(number)][slot]));
+      grant(
+          number,
+          device::shared_address(&barriers_.slot_granted[Pieces::next_warpgroup_of(number)][slot]),
+          slots_ + slot * Pieces::kSlotBytes);
     }
   }
 

@@ -32,8 +32,17 @@ __device__ inline void store_word(std::uint32_t address, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
 
+__device__ inline float load_word(std::uint32_t address) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  return value;
+}
+
+/// Where gradients are added, the slots of the first pieces hold what those are added to: each
+/// thread adds the words that it writes.
 template <class Writer>
-__device__ inline void write_fp32_blocks(const Accumulators& acc, int num_units, Writer& writer) {
+__device__ inline void write_fp32_blocks(const Accumulators& acc, int num_units,
+                                         GradientUpdate update, Writer& writer) {
   const Fp32Lane lane;
   const std::uint32_t offsets[4] = {lane.offset(0, 0), lane.offset(0, 1), lane.offset(1, 0),
                                     lane.offset(1, 1)};
@@ -42,6 +51,7 @@ __device__ inline void write_fp32_blocks(const Accumulators& acc, int num_units,
   for (int block = 0; block < kBlocksPerWarpgroup; ++block) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      const bool adds = 2 * block + half < kPiecesBroughtIn && update == GradientUpdate::add;
       const std::uint32_t piece =
           writer.begin_slot(2 * block + half) + lane.sub_tile * sub_tile_bytes;
       // Lines of this half, in eights; the accumulators of a half start at a multiple that depends
@@ -54,7 +64,11 @@ __device__ inline void write_fp32_blocks(const Accumulators& acc, int num_units,
         const std::uint32_t address = piece + (eight - first) * 1024;
 #pragma unroll
         for (int part = 0; part < 4; ++part) {
-          store_word(address + offsets[part], acc[block][eight * 4 + part]);
+          const std::uint32_t word = address + offsets[part];
+          // -0 changes no value, nor a sign. A branch around the addition would define
+          // accumulators, for which the compiler serialises the products (ptxas C7515).
+          const float before = adds ? load_word(word) : -0.0F;
+          store_word(word, acc[block][eight * 4 + part] + before);
         }
       }
       writer.end(2 * block + half);

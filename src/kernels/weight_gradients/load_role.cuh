@@ -49,10 +49,10 @@ __device__ inline void gradient_load_role(const WeightGradientParams& params,
     const GradientJob& job = params.jobs[tile.job];
     const CUtensorMap* lines = &job.lines[tile.num_blocks > 0 ? tile.num_blocks - 1 : 0];
     const int channel_block = tile.channel_tile * (kGradientTileChannels<kType> / kGradientBlock);
-    const std::uint32_t stage_bytes =
-        kChannels + tile.num_blocks * (kGradientBlock * kBlockK * 2);
+    const std::uint32_t stage_bytes = kChannels + tile.num_blocks * (kGradientBlock * kBlockK * 2);
     for (int k_block = 0; k_block < tile.num_k_blocks; ++k_block) {
-      const std::uint32_t stage = stages + ring.slot * static_cast<std::uint32_t>(sizeof(shared.stages[0]));
+      const std::uint32_t stage =
+          stages + ring.slot * static_cast<std::uint32_t>(sizeof(shared.stages[0]));
       const std::uint32_t stage_filled = filled + ring.slot * 8U;
       const int row = tile.first_row + k_block * kBlockK;
       const int half_row = row + cta_rank * kHalfBlockK;
@@ -63,8 +63,8 @@ __device__ inline void gradient_load_role(const WeightGradientParams& params,
         device::load_tile_multicast(stage + kChannels + cta_rank * (kRowBytes / 2), lines,
                                     stage_filled, kBothCtas, 0, half_row, tile.first_block);
       } else {
-        device::load_tile_multicast(stage + cta_rank * (kChannels / 2), &job.channels,
-                                    stage_filled, kBothCtas, 0, half_row, channel_block);
+        device::load_tile_multicast(stage + cta_rank * (kChannels / 2), &job.channels, stage_filled,
+                                    kBothCtas, 0, half_row, channel_block);
         if (tile.num_blocks > 0)
           device::load_tile(stage + kChannels, lines, stage_filled, 0, row, tile.first_block);
       }

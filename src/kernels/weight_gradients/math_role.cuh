@@ -76,7 +76,9 @@ __device__ inline void multiply_in_turns(const WeightGradientParams& params, Tur
   const std::uint32_t stages = device::shared_address(shared.stages);
   const TurnStages barriers(shared.turns, warpgroup);
   GradientWalk<kShared> walk(params, cta_rank);
-  PieceWriter<GradientPieces<GradientType::fp32>> writer(shared, warpgroup);
+  PieceWriter<GradientPieces<GradientType::fp32>> writer(
+      shared, warpgroup,
+      params.update == GradientUpdate::add ? FirstGrant::awaited : FirstGrant::given);
   SharedRing<kTurnStages> ring;
   // The first warpgroup begins: it waits for the phase before the first, which counts as completed.
   std::uint32_t turn_parity = warpgroup == 0 ? 1 : 0;
@@ -99,7 +101,7 @@ __device__ inline void multiply_in_turns(const WeightGradientParams& params, Tur
         multiply_units<kLayout, kWholeGradientBlocks, KEnd::ragged>(
             num_units, acc, stages, /*warpgroup=*/0, barriers, at, tile.num_k_blocks,
             tile.last_k_steps);
-        write_fp32_blocks(acc, num_units, writer);
+        write_fp32_blocks(acc, num_units, params.update, writer);
       }
       turn_parity ^= 1U;
     }

@@ -52,6 +52,12 @@ struct GradientJob {
 
 enum class GradientUpdate : std::int32_t { store, add };
 
+/// Where fp32 gradients are added, what the first pieces of a tile are added to is brought into
+/// their slots before, and the sums are stored; the other pieces the copy engine adds into memory.
+/// Each way alone is slower than the products: the copy engine adds 0.9 TB/s, and two slots bring
+/// in and store hardly more (docs/perf_log.md).
+inline constexpr int kPiecesBroughtIn = 2;
+
 struct WeightGradientParams {
   GradientJob jobs[kMaxGradientJobs];
   std::int32_t num_jobs;
