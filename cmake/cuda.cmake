@@ -15,3 +15,6 @@ target_compile_options(megamoe_cuda_options INTERFACE
   $<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_90a,code=sm_90a;--expt-relaxed-constexpr;-Xptxas=-v>)
 target_include_directories(megamoe_cuda_options SYSTEM INTERFACE ${MEGAMOE_CUTLASS_INCLUDE_DIR})
 target_link_libraries(megamoe_cuda_options INTERFACE CUDA::cudart_static)
+if(MEGAMOE_TRACE)
+  target_compile_definitions(megamoe_cuda_options INTERFACE MEGAMOE_TRACE)
+endif()

@@ -89,6 +89,7 @@ TEST_F(Command, BenchNamesTheOptionThatIsWrong) {
   expect_usage_error("--ranks 0", "--ranks");
   expect_usage_error("--tokens -1", "--tokens");
   expect_usage_error("--mode forgetful", "--mode");
+  expect_usage_error("--routing fair", "--routing");
   expect_usage_error("--repeats many", "--repeats");
 }
 
@@ -123,6 +124,54 @@ TEST_F(Command, BenchRefusesAStepThatDoesNotFit) {
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_NE(outcome.err.find("GB a rank (weights"), std::string::npos) << outcome.err;
   EXPECT_NE(outcome.err.find("--layers"), std::string::npos) << outcome.err;
+}
+
+TEST_F(Command, BenchSaysHowUnevenTheRoutingIs) {
+  const auto record_of = [&](const std::string& routing) {
+    const auto path = directory_ / "routing.json";
+    const Outcome outcome =
+        run("bench --shape qwen3-30b/16 --tokens 40 --ranks 4 --threads 1 --repeats 1 --routing " +
+            routing + " --json " + path.string());
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_NE(outcome.out.find("routing " + routing + ": busiest rank"), std::string::npos);
+    const auto record = nlohmann::json::parse(read_file(path)).at(0);
+    EXPECT_EQ(record.at("routing"), routing);
+    const double rows = record.at("busiest_rank_rows");
+    const double flops = 6.0 * rows * record.at("hidden_dim").get<double>() *
+                         record.at("intermediate_dim").get<double>();
+    const double rank_gflops = record.at("fma_peak_gflops").get<double>() / 4;
+    EXPECT_NEAR(record.at("busiest_rank_floor_ms").at("forward").get<double>(),
+                flops / rank_gflops * 1e-6, 1e-9 + flops / rank_gflops * 1e-12);
+    return record;
+  };
+  // K = 8 of 8 experts, two a rank: every token goes everywhere.
+  EXPECT_EQ(record_of("uniform").at("busiest_rank_rows"), 4 * 40 * 2);
+  EXPECT_EQ(record_of("zipf").at("busiest_expert_rows"), 4 * 40);
+  const auto one_expert = record_of("one-expert");
+  EXPECT_EQ(one_expert.at("busiest_rank_rows"), 4 * 40 * 8);
+  EXPECT_EQ(one_expert.at("busiest_expert_rows"), 4 * 40 * 8);
+}
+
+TEST_F(Command, TraceNamesTheOptionThatIsWrong) {
+  const std::string out = " --out " + (directory_ / "trace.json").string();
+  const auto expect_usage_error = [&](const std::string& arguments, const std::string& option) {
+    const Outcome outcome = run("trace " + arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << arguments;
+    EXPECT_NE(outcome.err.find(option), std::string::npos) << outcome.err;
+  };
+  expect_usage_error("", "--out");
+  expect_usage_error("--pass sideways" + out, "--pass");
+  expect_usage_error("--shape no-such-model" + out, "--shape");
+  expect_usage_error("--ranks 3" + out, "--ranks");
+  expect_usage_error("--sms -1" + out, "--sms");
+}
+
+TEST_F(Command, TraceOfABuildThatDoesNotRecordSaysHowToBuildOneThatDoes) {
+  const auto path = directory_ / "trace.json";
+  const Outcome outcome = run("trace --out " + path.string());
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_NE(outcome.err.find("-DMEGAMOE_TRACE=ON"), std::string::npos) << outcome.err;
+  EXPECT_FALSE(std::filesystem::exists(path));
 }
 
 TEST_F(Command, BenchRefusesAnUnwritableFileBeforeItMeasures) {

@@ -36,6 +36,7 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", "megamoe " + megamoe::tools::build_info().version);
   megamoe::tools::add_info_command(app);
   megamoe::tools::add_bench_command(app, join(argc, argv));
+  megamoe::tools::add_trace_command(app, join(argc, argv));
   megamoe::tools::add_train_command(app);
   megamoe::tools::add_verify_command(app);
   try {

@@ -144,6 +144,8 @@ products::LaunchOptions CudaBackend::launch_options(std::int64_t num_tokens, cud
   options.num_sms = config_.num_sms;
   options.expected_group_rows = static_cast<int>(num_tokens * dims_.routing.num_ranks *
                                                  dims_.routing.top_k / dims_.routing.num_experts);
+  options.ends = view_.control()->product_ends;
+  options.trace = memory_.trace;
   return options;
 }
 
@@ -211,7 +213,7 @@ void CudaBackend::forward(std::unique_ptr<CallState>& call_state, const ForwardI
   });
   gpu::stage_forward(view_, rows_input(input.x), num_tokens, stream);
   memory_.side.join(stream);
-  memory_.stages.start("meet", stream);
+  memory_.stages.start("meet_rows", stream);
   gpu::meet(view_, plan, Signal::rows_staged, stream);
   const gpu::PulledRows pulled{rows_of(rows_.x_CH), nullptr, nullptr, rows_.origin_C};
   if (config_.overlap == Overlap::on) {
@@ -233,7 +235,7 @@ void CudaBackend::forward(std::unique_ptr<CallState>& call_state, const ForwardI
     memory_.stages.start("push", stream);
     gpu::push_rows(view_, plan, rows_of(rows_.dy_CH), rows_.origin_C, {}, stream);
   }
-  memory_.stages.start("meet", stream);
+  memory_.stages.start("meet_results", stream);
   gpu::meet(view_, plan, Signal::results_sent, stream);
   memory_.stages.start("reduce", stream);
   gpu::reduce_outputs(view_, plan, rows_output(output.y), num_tokens, stream);
@@ -300,7 +302,11 @@ void CudaBackend::gate_up_gradient(const CudaCallState& state, const BackwardInp
   } else {
     gradient_of(kept, kept_tensor(state.saved_g), kept_tensor(state.saved_u), input, launch);
   }
-  if (!all_saved) gradient_of_unsaved(other_rows(plan), input, launch);
+  if (all_saved) return;
+  products::LaunchOptions unmeasured =
+      launch;  // else its ends would mix with those of the kept rows
+  unmeasured.ends = nullptr;
+  gradient_of_unsaved(other_rows(plan), input, unmeasured);
 }
 
 std::array<products::WeightGradient, 3> CudaBackend::gradient_jobs(
@@ -334,7 +340,7 @@ void CudaBackend::gradients_beside_rows(std::byte* plan, std::int64_t num_tokens
   const auto gradients = gradient_jobs(output.experts);
   gpu::weight_gradients_beside_rows(view_, plan, std::span(gradients).first(num_gradient_jobs()),
                                     gradient_mode(), beside, launch);
-  memory_.stages.start("meet", launch.stream);
+  memory_.stages.start("meet_results", launch.stream);
   gpu::meet(view_, plan, Signal::results_sent, launch.stream);
   memory_.stages.start("reduce", launch.stream);
   gpu::reduce_other_gradients(view_, plan, beside.dx_TH, beside.dweights_TK, num_tokens,
@@ -356,7 +362,7 @@ void CudaBackend::gradients_one_after_the_other(std::byte* plan, const BackwardI
                         input.experts.up, rows_.x_CH, launch);
   memory_.stages.start("push", launch.stream);
   gpu::push_rows(view_, plan, rows_of(rows_.x_CH), rows_.origin_C, segments, launch.stream);
-  memory_.stages.start("meet", launch.stream);
+  memory_.stages.start("meet_results", launch.stream);
   gpu::meet(view_, plan, Signal::results_sent, launch.stream);
 }
 
@@ -391,7 +397,7 @@ void CudaBackend::backward(const CallState* call_state, const BackwardInput& inp
   });
   gpu::stage_backward(view_, plan, rows_input(in.x), rows_input(in.dy), num_tokens, stream);
   memory_.side.join(stream);
-  memory_.stages.start("meet", stream);
+  memory_.stages.start("meet_rows", stream);
   gpu::meet(view_, plan, Signal::rows_staged, stream);
   gate_up_gradient(state, in, launch);
   const gpu::DweightSegments segments{

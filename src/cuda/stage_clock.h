@@ -30,17 +30,20 @@ class StageClock {
 
   struct Stage {
     std::string name;
+    double start_ms;  ///< since the first of them
     double ms;
   };
-  /// The stages since the last call of this, each name once; waits for the last one's end.
+  /// The stages since the last call of this, in order; waits for the last one's end.
   std::vector<Stage> take() {
     std::vector<Stage> stages;
     for (std::size_t i = 0; i + 1 < marks_.size(); ++i) {
       check(cudaEventSynchronize(marks_[i + 1].second), "cudaEventSynchronize");
       if (marks_[i].first == kEnd) continue;
+      float start_ms = 0.0F;
       float ms = 0.0F;
+      check(cudaEventElapsedTime(&start_ms, marks_[0].second, marks_[i].second), "stage start");
       check(cudaEventElapsedTime(&ms, marks_[i].second, marks_[i + 1].second), "stage time");
-      stages.push_back({marks_[i].first, ms});
+      stages.push_back({marks_[i].first, start_ms, ms});
     }
     clear();
     return stages;

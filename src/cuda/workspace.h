@@ -8,6 +8,7 @@
 #include "cuda/stream_order.h"
 #include "device/call_control.h"
 #include "layer/workspace.h"
+#include "trace/region.h"
 
 namespace megamoe::cuda {
 
@@ -28,6 +29,7 @@ class CudaWorkspace final : public WorkspaceMemory {
   StreamOrder order;
   SideStream side;
   StageClock stages;
+  trace::Launches* trace = nullptr;  ///< builds with MEGAMOE_TRACE: where products are recorded
 
  private:
   Workspace::Impl& workspace_;

@@ -54,6 +54,19 @@ struct FailureRecord {
   std::int64_t capacity;
 };
 
+/// The products that a call launches.
+enum class ProductKind : std::uint8_t { gate_up, down, gate_up_gradient, dx, weight_gradients };
+inline constexpr int kNumProductKinds = 5;
+
+/// When the CTAs of a product had done their work, by the global timer. Only grows (the sum modulo
+/// 2^64): who measures sets it to zero before a call. Of a product that the call launches once
+/// num_ctas * last_ns - sum_ns is the time that CTAs had nothing to do at its end.
+struct ProductEnds {
+  std::uint64_t sum_ns;
+  std::uint64_t last_ns;
+  std::uint64_t num_ctas;
+};
+
 /// How the current call stands on this rank; device memory, shared by the kernels of all calls in
 /// stream order. Epochs count calls from 1. They are advanced by the kernel that enters a call: a
 /// kernel argument would repeat itself when a graph is replayed.
@@ -66,6 +79,7 @@ struct CallControl {
   /// their CTAs and all calls; before a CTA's first tile, and before later ones.
   std::uint64_t start_wait_ns;
   std::uint64_t later_wait_ns;
+  ProductEnds product_ends[kNumProductKinds];  ///< for measurements
 };
 inline constexpr std::uint64_t kNoBadSlot = ~std::uint64_t{0};
 

@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "device/call_control.h"
+
 namespace megamoe::device {
 
 enum class Reach { gpu, system };  ///< who may read the counter: CTAs of this GPU, or peers too
@@ -46,6 +48,19 @@ __device__ inline std::uint64_t now_ns() {
   std::uint64_t time;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
   return time;
+}
+
+/// This CTA has done its part of a product; by one thread. Nothing is waited for. Null: nobody
+/// measures.
+__device__ inline void note_end(ProductEnds* ends) {
+  if (ends == nullptr) return;
+  const std::uint64_t now = now_ns();
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(&ends->sum_ns), "l"(now)
+               : "memory");
+  asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(&ends->last_ns), "l"(now)
+               : "memory");
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(&ends->num_ctas), "l"(1ULL)
+               : "memory");
 }
 
 /// What a wait was about, for the report of a missed deadline.

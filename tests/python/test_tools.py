@@ -282,3 +282,23 @@ def test_the_wheel_holds_the_package_and_works(tmp_path):
     site = str(tmp_path / "site")
     text = run("-m", "megamoe", "info", PYTHONPATH=site)
     assert f"operators: {site}" in text and "backend cuda: this build has none" in text
+
+
+def test_draw_trace_draws_stages_and_roles(tmp_path):
+    def name(process, thread, words):
+        return {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": {"name": words}}
+
+    def span(process, thread, words, begin, duration):
+        return {"ph": "X", "name": words, "pid": process, "tid": thread, "ts": begin, "dur": duration}
+
+    events = [name(0, 0, "stages"), span(0, 0, "gate_up", 0, 900), name(0, 5, "SM 003 math 0")]
+    events += [span(0, 5, "main loop", 10 * i, 5) for i in range(80)]
+    trace, picture = tmp_path / "trace.json", tmp_path / "picture.svg"
+    trace.write_text(json.dumps({"traceEvents": events}))
+    command_line = [sys.executable, ROOT / "scripts/draw_trace", trace, picture]
+    subprocess.run(command_line, check=True)
+    text = picture.read_text()
+    assert ">gate_up<" in text and ">SM 003 math 0<" in text and "0.90 ms" in text
+    assert text.count("v14h") == 80  # a box a span
+    result = subprocess.run([*command_line, "--rank", "1"], capture_output=True, text=True)
+    assert result.returncode == 1 and "no SM of rank 1" in result.stderr

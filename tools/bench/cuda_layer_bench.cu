@@ -6,7 +6,9 @@
 #include <thread>
 
 #include "bench/cuda_layer_bench.h"
+#include "bench/cuda_rank_tensors.h"
 #include "bench/dense_product.h"
+#include "comm/gpu_workspace_layout.h"
 #include "cuda/workspace.h"
 #include "layer/workspace.h"
 #include "megamoe/cuda.h"
@@ -28,109 +30,6 @@ constexpr int kNumStagePasses = 5;
 constexpr double kBurstMs = 40.0;
 constexpr std::chrono::milliseconds kPause{200};
 
-__device__ std::uint32_t mixed(std::uint64_t value) {
-  value = (value ^ (value >> 31)) * 0x7fb5d329728ea185ULL;
-  value = (value ^ (value >> 27)) * 0x81dadef4bc2dd44dULL;
-  return static_cast<std::uint32_t>(value >> 32);
-}
-
-/// About normal (a sum of four uniform numbers), of standard deviation `scale`.
-__global__ void fill_kernel(bf16* values, std::int64_t count, float scale, std::uint64_t seed) {
-  const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
-       i += stride) {
-    float sum = -2.0F;
-    for (int term = 0; term < 4; ++term) {
-      sum += static_cast<float>(mixed(seed * 0x9e3779b97f4a7c15ULL + i * 4 + term)) * 0x1p-32F;
-    }
-    values[i] = to_bf16(sum * scale * 1.7320508F);
-  }
-}
-
-class DeviceTensor {
- public:
-  DeviceTensor(int device, std::int64_t count, std::int64_t element_bytes)
-      : count_(count), memory_(device, count * element_bytes, "a benchmark's tensor") {}
-
-  void fill(float scale, std::uint64_t seed) {
-    fill_kernel<<<1024, 256>>>(reinterpret_cast<bf16*>(memory_.data()), count_, scale, seed);
-    check(cudaGetLastError(), "fill");
-  }
-  template <class T>
-  TensorView view(std::initializer_list<std::int64_t> sizes) {
-    return tensor_view(reinterpret_cast<T*>(memory_.data()), sizes);
-  }
-  template <class T>
-  void upload(const std::vector<T>& values) {
-    check(cudaMemcpy(memory_.data(), values.data(), values.size() * sizeof(T),
-                     cudaMemcpyHostToDevice),
-          "upload");
-  }
-
- private:
-  std::int64_t count_;
-  DeviceMemory memory_;
-};
-
-/// Tensors of one rank. e = E/R experts.
-struct RankTensors {
-  RankTensors(const LayerConfig& config, int num_ranks, int rank, int device,
-              const std::vector<std::int32_t>& ids)
-      : T(config.shape.max_tokens),
-        H(config.shape.hidden_dim),
-        I(config.shape.intermediate_dim),
-        K(config.shape.top_k),
-        e(config.shape.num_experts / num_ranks),
-        stores_bf16(config.weight_gradient_mode == WeightGradientMode::store_bf16),
-        x(device, T * H, 2),
-        dy(device, T * H, 2),
-        y(device, T * H, 2),
-        dx(device, T * H, 2),
-        ids_TK(device, T * K, 4),
-        weights(device, T * K, 4),
-        dweights(device, T * K, 4),
-        gate(device, e * I * H, 2),
-        up(device, e * I * H, 2),
-        down(device, e * I * H, 2),
-        dgate(device, e * I * H, stores_bf16 ? 2 : 4),
-        dup(device, e * I * H, stores_bf16 ? 2 : 4),
-        ddown(device, e * I * H, stores_bf16 ? 2 : 4) {
-    const auto seed = static_cast<std::uint64_t>(rank) * 16;
-    x.fill(1.0F, seed + 1);
-    dy.fill(1.0F, seed + 2);
-    gate.fill(1.0F / std::sqrt(static_cast<float>(H)), seed + 3);
-    up.fill(1.0F / std::sqrt(static_cast<float>(H)), seed + 4);
-    down.fill(1.0F / std::sqrt(static_cast<float>(I)), seed + 5);
-    ids_TK.upload(ids);
-    weights.upload(std::vector<float>(T * K, 1.0F / static_cast<float>(K)));
-    check(cudaDeviceSynchronize(), "a benchmark's tensors");
-  }
-
-  ExpertWeights experts() {
-    return {gate.view<bf16>({e, I, H}), up.view<bf16>({e, I, H}), down.view<bf16>({e, H, I})};
-  }
-  ForwardInput forward_input() {
-    return {x.view<bf16>({T, H}), ids_TK.view<std::int32_t>({T, K}), weights.view<float>({T, K}),
-            experts()};
-  }
-  ForwardOutput forward_output() { return {y.view<bf16>({T, H})}; }
-  BackwardInput backward_input() {
-    return {x.view<bf16>({T, H}), dy.view<bf16>({T, H}), experts()};
-  }
-  BackwardOutput backward_output() {
-    const auto gradient = [&](DeviceTensor& tensor, std::initializer_list<std::int64_t> sizes) {
-      return stores_bf16 ? tensor.view<bf16>(sizes) : tensor.view<float>(sizes);
-    };
-    return {dx.view<bf16>({T, H}),
-            dweights.view<float>({T, K}),
-            {gradient(dgate, {e, I, H}), gradient(dup, {e, I, H}), gradient(ddown, {e, H, I})}};
-  }
-
-  std::int64_t T, H, I, K, e;
-  bool stores_bf16;
-  DeviceTensor x, dy, y, dx, ids_TK, weights, dweights, gate, up, down, dgate, dup, ddown;
-};
-
 class Event {
  public:
   Event() { check(cudaEventCreate(&event_), "an event"); }
@@ -148,25 +47,51 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-std::map<std::string, double> medians(std::map<std::string, SamplesMs> samples) {
+using SamplesOfStages = std::map<std::string, SamplesMs>;
+
+std::map<std::string, double> medians(SamplesOfStages samples) {
   std::map<std::string, double> result;
   for (const auto& [name, values] : samples) result[name] = summarize(values).median_ms;
   return result;
 }
 
-/// The sum of the waits of all CTAs so far, ms.
-struct Waits {
-  double start_ms = 0.0;
-  double later_ms = 0.0;
-};
-Waits waits_of(const cuda::CudaWorkspace& workspace, cudaStream_t stream) {
+/// What the kernels have measured so far; what is not a sum over all calls starts anew.
+device::CallControl take_measures(const cuda::CudaWorkspace& workspace, cudaStream_t stream) {
   device::CallControl control{};
   check(cudaMemcpyAsync(&control, workspace.local.data(), sizeof(control), cudaMemcpyDeviceToHost,
                         stream),
         "the waits of a pass");
+  check(cudaMemsetAsync(workspace.local.data() + offsetof(device::CallControl, product_ends), 0,
+                        sizeof(control.product_ends), stream),
+        "the waits of a pass");
   check(cudaStreamSynchronize(stream), "the waits of a pass");
-  return {static_cast<double>(control.start_wait_ns) * 1e-6,
-          static_cast<double>(control.later_wait_ns) * 1e-6};
+  return control;
+}
+
+double ms_between(std::uint64_t before_ns, std::uint64_t after_ns) {
+  return static_cast<double>(after_ns - before_ns) * 1e-6;
+}
+
+/// The tails of a pass over the time of the products that have them.
+double tail_share(const device::CallControl& measures, const SamplesOfStages& stages) {
+  constexpr const char* kStages[device::kNumProductKinds] = {"gate_up", "down", "p", "dx",
+                                                             "weight_gradients"};
+  double tails_ms = 0.0;
+  double products_ms = 0.0;
+  std::uint64_t num_ctas = 0;  // of a product that runs once: the least
+  for (const device::ProductEnds& ends : measures.product_ends) {
+    if (ends.num_ctas > 0)
+      num_ctas = num_ctas == 0 ? ends.num_ctas : std::min(num_ctas, ends.num_ctas);
+  }
+  for (int product = 0; product < device::kNumProductKinds; ++product) {
+    const device::ProductEnds& ends = measures.product_ends[product];
+    const auto stage = stages.find(kStages[product]);
+    if (ends.num_ctas == 0 || ends.num_ctas != num_ctas || stage == stages.end()) continue;
+    tails_ms +=
+        ms_between(ends.sum_ns, ends.num_ctas * ends.last_ns) / static_cast<double>(ends.num_ctas);
+    products_ms += stage->second.back();
+  }
+  return products_ms == 0.0 ? 0.0 : tails_ms / products_ms;
 }
 
 int num_multiprocessors(int device) {
@@ -175,10 +100,82 @@ int num_multiprocessors(int device) {
   return count;
 }
 
-void add_stages(cuda::StageClock& clock, std::map<std::string, SamplesMs>& samples) {
+void add_stages(cuda::StageClock& clock, SamplesOfStages& samples) {
   std::map<std::string, double> sums;
   for (const cuda::StageClock::Stage& stage : clock.take()) sums[stage.name] += stage.ms;
   for (const auto& [name, ms] : sums) samples[name].push_back(ms);
+}
+
+/// Tokens whose dx was summed beside the weight gradients of the last backward pass, over all.
+double summed_beside_share(const LayerConfig& config, int num_ranks,
+                           const cuda::CudaWorkspace& workspace) {
+  const GpuLocalLayout layout = gpu_local_layout(workspace_dims(config, num_ranks));
+  std::uint32_t num_taken = 0;  // warps go on taking until there is nothing
+  check(cudaMemcpy(&num_taken, workspace.local.data() + layout.scratch.num_reduced.offset,
+                   sizeof num_taken, cudaMemcpyDeviceToHost),
+        "the tokens that were summed");
+  return std::min(1.0, num_taken / static_cast<double>(config.shape.max_tokens));
+}
+
+/// This rank's part of the time from dx on in which only peers were not done.
+double peers_awaited_share(const SamplesOfStages& stages) {
+  const auto last = [&](const char* stage) { return stages.at(stage).back(); };
+  const double awaited_ms = last("meet_results");
+  return awaited_ms /
+         (last("dx") + last("push") + last("weight_gradients") + awaited_ms + last("reduce"));
+}
+
+struct RankDevice {
+  int device;
+  cudaStream_t stream;
+};
+
+/// Stages and shares of passes of their own; by all ranks. Times of whole passes stay empty.
+CudaLayerTimes look_into_passes(const LayerConfig& config, Communicator& group,
+                                Workspace& workspace, MoeLayer& layer, RankTensors& tensors,
+                                const RankDevice& on) {
+  auto& memory = static_cast<cuda::CudaWorkspace&>(*workspace.impl().memory);
+  const double num_sms = num_multiprocessors(on.device);
+  cuda::StageClock& clock = memory.stages;
+  clock.switch_on();
+  std::map<std::string, SamplesMs> shares;
+  SamplesOfStages forward_stages, backward_stages;
+  for (int repeat = 0; repeat < kNumStagePasses; ++repeat) {
+    if (repeat % 2 == 0) std::this_thread::sleep_for(kPause);
+    check(cudaStreamSynchronize(on.stream), "a timed pass");
+    group.barrier("a timed pass", config.entry_deadline_s);
+    const device::CallControl before = take_measures(memory, on.stream);
+    group.barrier("a timed pass", config.entry_deadline_s);
+    const CallContext call =
+        layer.forward(tensors.forward_input(), tensors.forward_output(), {on.stream});
+    add_stages(clock, forward_stages);
+    const device::CallControl after = take_measures(memory, on.stream);
+    const double products_ms =
+        num_sms * (forward_stages["gate_up"].back() + forward_stages["down"].back());
+    shares["start"].push_back(ms_between(before.start_wait_ns, after.start_wait_ns) / products_ms);
+    shares["later"].push_back(ms_between(before.later_wait_ns, after.later_wait_ns) / products_ms);
+    shares["forward tail"].push_back(tail_share(after, forward_stages));
+    group.barrier("a timed pass", config.entry_deadline_s);
+    layer.backward(call, tensors.backward_input(), tensors.backward_output(), {on.stream});
+    add_stages(clock, backward_stages);
+    layer.check({on.stream});
+    shares["backward tail"].push_back(
+        tail_share(take_measures(memory, on.stream), backward_stages));
+    if (config.overlap == Overlap::off) continue;
+    shares["peers"].push_back(peers_awaited_share(backward_stages));
+    shares["summed"].push_back(summed_beside_share(config, group.size(), memory));
+  }
+  std::map<std::string, double> medians_of = medians(shares);  // 0 for what was not measured
+  CudaLayerTimes times;
+  times.forward_stages_ms = medians(forward_stages);
+  times.backward_stages_ms = medians(backward_stages);
+  times.start_share = medians_of["start"];
+  times.exposed_share = medians_of["later"];
+  times.forward_tail_share = medians_of["forward tail"];
+  times.backward_tail_share = medians_of["backward tail"];
+  times.peers_awaited_share = medians_of["peers"];
+  times.summed_beside_share = medians_of["summed"];
+  return times;
 }
 
 }  // namespace
@@ -226,35 +223,9 @@ CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
       forward_RS[rank][repeat] = middle.ms_since(start);
       backward_RS[rank][repeat] = end.ms_since(middle);
     }
-    auto& memory = static_cast<cuda::CudaWorkspace&>(*workspace.impl().memory);
-    cuda::StageClock& clock = memory.stages;
-    clock.switch_on();
-    SamplesMs start_shares, exposed_shares;
-    std::map<std::string, SamplesMs> forward_stages, backward_stages;
-    for (int repeat = 0; repeat < kNumStagePasses; ++repeat) {
-      if (repeat % 2 == 0) std::this_thread::sleep_for(kPause);
-      check(cudaStreamSynchronize(stream.get()), "a timed pass");
-      group->barrier("a timed pass", config.entry_deadline_s);
-      const Waits before = waits_of(memory, stream.get());
-      group->barrier("a timed pass", config.entry_deadline_s);
-      call = layer.forward(tensors.forward_input(), tensors.forward_output(), {stream.get()});
-      add_stages(clock, forward_stages);
-      const Waits after = waits_of(memory, stream.get());
-      const double products_ms = num_multiprocessors(device) *
-                                 (forward_stages["gate_up"].back() + forward_stages["down"].back());
-      start_shares.push_back((after.start_ms - before.start_ms) / products_ms);
-      exposed_shares.push_back((after.later_ms - before.later_ms) / products_ms);
-      group->barrier("a timed pass", config.entry_deadline_s);
-      layer.backward(call, tensors.backward_input(), tensors.backward_output(), {stream.get()});
-      add_stages(clock, backward_stages);
-      layer.check({stream.get()});
-    }
-    if (rank == 0) {
-      times.forward_stages_ms = medians(forward_stages);
-      times.backward_stages_ms = medians(backward_stages);
-      times.start_share = summarize(start_shares).median_ms;
-      times.exposed_share = summarize(exposed_shares).median_ms;
-    }
+    const CudaLayerTimes looks =
+        look_into_passes(config, *group, workspace, layer, tensors, {device, stream.get()});
+    if (rank == 0) times = looks;
     group->barrier("the end of a benchmark", config.entry_deadline_s);
   });
   for (int repeat = 0; repeat < num_repeats; ++repeat) {

@@ -23,6 +23,16 @@ struct CudaLayerTimes {
   /// rank 0's.
   double start_share = 0.0;
   double exposed_share = 0.0;
+  /// From a CTA's end to the end of its product, mean over multiprocessors, summed over the
+  /// products of a pass and divided by their time. Products that the pass launches twice (rows
+  /// beyond the kept ones) are left out of both. Medians; rank 0's.
+  double forward_tail_share = 0.0;
+  double backward_tail_share = 0.0;
+  /// Of the time from the start of dx until all ranks are done, the part in which this rank is and
+  /// waits for the others; and of its tokens, those whose dx was summed beside its weight
+  /// gradients. 0 without overlap. Medians; rank 0's.
+  double peers_awaited_share = 0.0;
+  double summed_beside_share = 0.0;
 };
 
 /// Runs `num_repeats` passes in bursts of about 40 ms, each after a pause and a pass that is not

@@ -88,6 +88,52 @@ void append_times(nlohmann::ordered_json& record, const Result& result, const Sa
       rank_tflops(backward_flops(result.num_rows, shape), backward.median_ms, result.num_ranks);
 }
 
+/// How long the rank with most rows computes at least, where a rank reaches `rank_tflops`; 0 where
+/// that is not known. No layer is faster, whatever it does about the other ranks.
+struct BusiestFloorMs {
+  double forward;
+  double backward;
+};
+template <class Result>
+BusiestFloorMs busiest_floor_ms(const Result& result, double rank_tflops) {
+  if (rank_tflops <= 0.0) return {0.0, 0.0};
+  const MoeShape& shape = result.config.shape;
+  return {forward_flops(result.busiest.of_rank, shape) / rank_tflops * 1e-9,
+          backward_flops(result.busiest.of_rank, shape) / rank_tflops * 1e-9};
+}
+
+template <class Result>
+void append_routing(nlohmann::ordered_json& record, const Result& result, double rank_tflops) {
+  const BusiestFloorMs floor = busiest_floor_ms(result, rank_tflops);
+  record["routing"] = to_string(result.routing);
+  record["busiest_rank_rows"] = result.busiest.of_rank;
+  record["busiest_expert_rows"] = result.busiest.of_expert;
+  record["busiest_rank_floor_ms"] = {{"forward", floor.forward}, {"backward", floor.backward}};
+}
+
+template <class Result>
+void print_busiest(const Result& result, double rank_tflops) {
+  const BusiestFloorMs floor = busiest_floor_ms(result, rank_tflops);
+  std::printf("  routing %s: busiest rank %lld rows (%.2f of the mean), busiest expert %lld",
+              to_string(result.routing), static_cast<long long>(result.busiest.of_rank),
+              static_cast<double>(result.busiest.of_rank) * result.num_ranks /
+                  static_cast<double>(result.num_rows),
+              static_cast<long long>(result.busiest.of_expert));
+  if (floor.forward > 0.0) {
+    const double forward_ms = summarize(result.times.forward_ms).median_ms;
+    const double backward_ms = summarize(result.times.backward_ms).median_ms;
+    std::printf("; its rows take %.3f and %.3f ms at P, %.2f and %.2f of what passes",
+                floor.forward, floor.backward, floor.forward / forward_ms,
+                floor.backward / backward_ms);
+  }
+  std::printf("\n");
+}
+
+/// The ranks share the machine's cores.
+double rank_peak_tflops(const LayerResult& result, const Ceiling& ceiling) {
+  return ceiling.peak_gflops() * 1e-3 / result.num_ranks;
+}
+
 }  // namespace
 
 void append_run(nlohmann::ordered_json& record, const RunInfo& run, const std::string& hardware) {
@@ -133,6 +179,7 @@ void print_result(const LayerResult& result, const Ceiling& ceiling) {
       to_text(result.config.memory_mode));
   print_pass("forward", result.times.forward_ms, forward_flops(result.num_rows, shape), ceiling);
   print_pass("backward", result.times.backward_ms, backward_flops(result.num_rows, shape), ceiling);
+  print_busiest(result, rank_peak_tflops(result, ceiling));
   const TrafficComparison& traffic = result.traffic;
   std::printf(
       "  between ranks: forward %.2f MB, backward %.2f MB; with a copy a slot %.2f and %.2f MB\n",
@@ -149,6 +196,7 @@ nlohmann::ordered_json to_record(const LayerResult& result, const Ceiling& ceili
   append_layer(record, result.shape_name, result.config.shape, result.num_ranks);
   record["threads"] = ceiling.num_threads;
   append_times(record, result, result.times.forward_ms, result.times.backward_ms);
+  append_routing(record, result, rank_peak_tflops(result, ceiling));
   record["fma_peak_gflops"] = ceiling.peak_gflops();
   record["core_fma_peak_gflops"] = ceiling.core_peak_gflops;
   record["core_product_gflops"] = products_json(ceiling);
@@ -175,6 +223,10 @@ void print_cuda_pass(const CudaLayerResult& result, const char* name, const Samp
   std::printf("\n");
 }
 
+void print_tail(double share) {
+  std::printf("            tails: %.1f%% of the products' time\n", 100.0 * share);
+}
+
 }  // namespace
 
 void print_cuda_result(const CudaLayerResult& result, double dense_tflops) {
@@ -193,9 +245,19 @@ void print_cuda_result(const CudaLayerResult& result, double dense_tflops) {
         "            rows awaited: %.1f%% of the products' time, and %.1f%% at their start\n",
         100.0 * result.times.exposed_share, 100.0 * result.times.start_share);
   }
+  print_tail(result.times.forward_tail_share);
   print_cuda_pass(result, "backward", result.times.backward_ms,
                   backward_flops(result.num_rows, shape), dense_tflops,
                   result.times.backward_stages_ms);
+  if (result.config.overlap == Overlap::on) {
+    std::printf(
+        "            peers awaited: %.1f%% of the time from dx on; dx of %.1f%% of the tokens "
+        "summed "
+        "beside the weight gradients\n",
+        100.0 * result.times.peers_awaited_share, 100.0 * result.times.summed_beside_share);
+  }
+  print_tail(result.times.backward_tail_share);
+  print_busiest(result, dense_tflops);
 }
 
 nlohmann::ordered_json to_cuda_record(const CudaLayerResult& result, double dense_tflops,
@@ -209,8 +271,13 @@ nlohmann::ordered_json to_cuda_record(const CudaLayerResult& result, double dens
   append_layer(record, result.shape_name, result.config.shape, result.num_ranks);
   record["dense_tflops"] = dense_tflops;
   append_times(record, result, result.times.forward_ms, result.times.backward_ms);
+  append_routing(record, result, dense_tflops);
   record["exposed_share"] = result.times.exposed_share;
   record["start_share"] = result.times.start_share;
+  record["forward_tail_share"] = result.times.forward_tail_share;
+  record["backward_tail_share"] = result.times.backward_tail_share;
+  record["peers_awaited_share"] = result.times.peers_awaited_share;
+  record["summed_beside_share"] = result.times.summed_beside_share;
   record["forward_stages_ms"] = result.times.forward_stages_ms;
   record["backward_stages_ms"] = result.times.backward_stages_ms;
   append_run(record, run, std::to_string(result.num_ranks) + " x " + cuda_device_name());

@@ -31,6 +31,8 @@ struct LayerResult {
   LayerConfig config;
   int num_ranks;
   std::int64_t num_rows;  ///< over all ranks
+  Routing routing;
+  BusiestRows busiest;
   LayerTimes times;
   TrafficComparison traffic;
 };
@@ -40,6 +42,8 @@ struct CudaLayerResult {
   LayerConfig config;
   int num_ranks;
   std::int64_t num_rows;  ///< over all ranks
+  Routing routing;
+  BusiestRows busiest;
   CudaLayerTimes times;
 };
 

@@ -1,17 +1,37 @@
-// Uniform random routing for benchmarks, and what it moves between ranks.
+// Routing for benchmarks: how evenly it loads experts and ranks, and what it moves between ranks.
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "megamoe/config.h"
 
 namespace megamoe::bench {
 
-/// ids_TK of `rank`: K different experts a token, each set equally likely. Depends on nothing but
-/// the arguments.
-std::vector<std::int32_t> uniform_ids(const MoeShape& shape, std::int64_t num_tokens, int rank,
-                                      std::uint64_t seed);
+enum class Routing {
+  uniform,  ///< K different experts a token, each set equally likely
+  /// K different experts a token, drawn one after the other with odds 1, 1/2, 1/3, ...; the seed
+  /// says which expert has which odds
+  zipf,
+  one_expert,  ///< every slot of every token names the last expert, as verify's
+};
+const char* to_string(Routing routing);
+/// Throws std::invalid_argument with a message for the user.
+Routing parse_routing(const std::string& text);
+
+/// ids_TK of each rank, `num_tokens` tokens each. Depends on nothing but the arguments.
+std::vector<std::vector<std::int32_t>> routing_ids(Routing routing, const MoeShape& shape,
+                                                   std::int64_t num_tokens, int num_ranks,
+                                                   std::uint64_t seed);
+
+/// Rows of the rank and of the expert that receive most.
+struct BusiestRows {
+  std::int64_t of_rank = 0;
+  std::int64_t of_expert = 0;
+};
+BusiestRows count_busiest(const MoeShape& shape,
+                          const std::vector<std::vector<std::int32_t>>& ids_RTK);
 
 /// Bytes that cross from one rank to another, summed over ranks.
 struct Traffic {

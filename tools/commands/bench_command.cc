@@ -28,6 +28,7 @@ struct BenchOptions {
   std::string mode = "saved";
   std::string overlap = "on";
   std::string weight_gradients = "store-bf16";
+  std::string routing = "uniform";
   int num_repeats = 7;
   bool times_steps = false;
   std::int64_t num_layers = 4;
@@ -38,7 +39,9 @@ struct BenchOptions {
 constexpr const char* kFooter =
     "Each pass is timed from the moment that all ranks are ready until the last has finished:\n"
     "median and [fastest, slowest]. GFLOP/s are 6*N*H*I (forward) and 12*N*H*I (backward) of all\n"
-    "ranks together, N rows; also with --mode recompute, which does 16. Routing is uniform.\n"
+    "ranks together, N rows; also with --mode recompute, which does 16. The slowest rank decides: "
+    "what\n"
+    "the rows of the busiest one take at the peak is told beside.\n"
     "  megamoe bench --shape qwen3-30b --tokens 1024 --ranks 4 --json result.json\n"
     "With --step, forward through --layers layers and backward through them, each with weights "
     "and\n"
@@ -86,11 +89,14 @@ bench::Ceiling measure_ceiling(const BenchOptions& options) {
 
 std::vector<std::vector<std::int32_t>> routing_of(const BenchOptions& options,
                                                   const LayerConfig& config) {
-  std::vector<std::vector<std::int32_t>> ids_RTK;
-  for (int rank = 0; rank < options.num_ranks; ++rank) {
-    ids_RTK.push_back(bench::uniform_ids(config.shape, options.num_tokens, rank, options.seed));
-  }
-  return ids_RTK;
+  return bench::routing_ids(bench::parse_routing(options.routing), config.shape, options.num_tokens,
+                            options.num_ranks, options.seed);
+}
+
+/// With room for what the busiest rank receives.
+LayerConfig with_capacity(LayerConfig config, int num_ranks, const bench::BusiestRows& busiest) {
+  config.row_capacity = std::max(resolved_row_capacity(config, num_ranks), busiest.of_rank);
+  return config;
 }
 
 std::int64_t num_rows_of(const BenchOptions& options, const LayerConfig& config) {
@@ -100,11 +106,15 @@ std::int64_t num_rows_of(const BenchOptions& options, const LayerConfig& config)
 bench::LayerResult measure_layer(const BenchOptions& options, const std::string& name,
                                  const LayerConfig& config) {
   const std::vector<std::vector<std::int32_t>> ids_RTK = routing_of(options, config);
+  const bench::BusiestRows busiest = bench::count_busiest(config.shape, ids_RTK);
   return {name,
           config,
           options.num_ranks,
           num_rows_of(options, config),
-          bench::time_layer(config, ids_RTK, options.num_repeats),
+          bench::parse_routing(options.routing),
+          busiest,
+          bench::time_layer(with_capacity(config, options.num_ranks, busiest), ids_RTK,
+                            options.num_repeats),
           bench::count_traffic(config.shape, ids_RTK)};
 }
 
@@ -133,9 +143,17 @@ nlohmann::ordered_json run_on_cuda(const BenchOptions& options, const Layers& la
   for (const auto& [name, layer] : layers) {
     LayerConfig config = layer;
     config.backend = Backend::cuda;
+    const std::vector<std::vector<std::int32_t>> ids_RTK = routing_of(options, config);
+    const bench::BusiestRows busiest = bench::count_busiest(config.shape, ids_RTK);
     const bench::CudaLayerResult result{
-        name, config, options.num_ranks, num_rows_of(options, config),
-        bench::time_layer_on_cuda(config, routing_of(options, config), options.num_repeats)};
+        name,
+        config,
+        options.num_ranks,
+        num_rows_of(options, config),
+        bench::parse_routing(options.routing),
+        busiest,
+        bench::time_layer_on_cuda(with_capacity(config, options.num_ranks, busiest), ids_RTK,
+                                  options.num_repeats)};
     bench::print_cuda_result(result, dense_tflops);
     std::fflush(stdout);
     records.push_back(bench::to_cuda_record(result, dense_tflops, run));
@@ -145,7 +163,10 @@ nlohmann::ordered_json run_on_cuda(const BenchOptions& options, const Layers& la
 
 bench::StepResult measure_step(const BenchOptions& options, const std::string& name,
                                const LayerConfig& config) {
-  const bench::StepProblem problem = {config, options.num_layers, routing_of(options, config)};
+  const std::vector<std::vector<std::int32_t>> ids_RTK = routing_of(options, config);
+  const bench::StepProblem problem = {
+      with_capacity(config, options.num_ranks, bench::count_busiest(config.shape, ids_RTK)),
+      options.num_layers, ids_RTK};
   const auto time =
       config.backend == Backend::cuda ? bench::time_step_on_cuda : bench::time_step_on_cpu;
   return {name,
@@ -247,6 +268,13 @@ void add_bench_command(CLI::App& app, const std::string& command_line) {
       ->add_option("--mode", options->mode,
                    "What forward keeps for backward: saved (g and u) or recompute (neither)")
       ->check(CLI::IsMember({"saved", "recompute"}))
+      ->capture_default_str();
+  command
+      ->add_option(
+          "--routing", options->routing,
+          "uniform; zipf: experts drawn with odds 1, 1/2, 1/3, ...; one-expert: every slot "
+          "names the last expert")
+      ->check(CLI::IsMember({"uniform", "zipf", "one-expert"}))
       ->capture_default_str();
   command->add_flag("--step", options->times_steps,
                     "Time a training step through a stack of layers in place of one layer");

@@ -21,6 +21,8 @@ CLI::Validator seed_number();
 void add_info_command(CLI::App& app);
 /// `command_line` is the whole of it, for the record.
 void add_bench_command(CLI::App& app, const std::string& command_line);
+/// `command_line` as above.
+void add_trace_command(CLI::App& app, const std::string& command_line);
 void add_train_command(CLI::App& app);
 void add_verify_command(CLI::App& app);
 

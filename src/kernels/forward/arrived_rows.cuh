@@ -51,8 +51,9 @@ class ArrivedRows {
   /// Waits for the blocks that look_ahead() has not seen complete; then the copy engine may read
   /// them. On a missed deadline the call fails and all loads fall through: what they bring is never
   /// used.
-  __device__ void await(const schedule::BlockRange& blocks) {
+  __device__ void await(const schedule::BlockRange& blocks, trace::Recorder& recorder) {
     if (all_fenced_) return;
+    const trace::Span span(recorder, trace::Event::awaits_rows);
     for (int i = 0; i < blocks.count; ++i) {
       if (!all_in_place_ && (in_place_ >> i & 1U) == 0) await_block(blocks.first + i);
     }
@@ -87,16 +88,18 @@ __device__ inline void load_arrived_role(const gpu::RankView& view, const RowPro
                                          SharedStorage& shared, GroupedTile& next, int cta_rank) {
   GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank);
   ArrivedRows arrived(view);
+  trace::Recorder recorder(params.trace_region, trace::track_warp_0, 0);
   StageRing ring;
   GroupedTile tile;
   bool has_next = walk.next(tile);
   while (has_next) {
-    arrived.await(schedule::blocks_of_cta<kShared>(tile, cta_rank));
+    arrived.await(schedule::blocks_of_cta<kShared>(tile, cta_rank), recorder);
+    const trace::Span span(recorder, trace::Event::loads, tile.group, tile.num_units);
     GroupedTile after;
     has_next = walk.next(after);
     if (has_next) next = after;
     for (int k_block = 0; k_block < params.num_k_blocks; ++k_block) {
-      load_stage<kProduct, kShared>(params, shared, tile, k_block, cta_rank, ring);
+      load_stage<kProduct, kShared>(params, shared, tile, k_block, cta_rank, ring, recorder);
       if (has_next && k_block < ArrivedRows::kLooks) {
         arrived.look_ahead(schedule::blocks_of_cta<kShared>(next, cta_rank), k_block);
       }

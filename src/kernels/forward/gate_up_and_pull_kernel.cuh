@@ -23,6 +23,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
   GateUpPullShared& pull_shared = beside_stages<SharedStorage, GateUpPullShared>(shared_bytes);
+  const trace::Block block(params.trace_region);
   const int warp = device::warp_idx();
   const int cta_rank = static_cast<int>(device::cluster_cta_rank());
 
@@ -41,7 +42,8 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
         load_arrived_role<kProduct, kShared>(view, params, shared, pull_shared.next_tile, cta_rank);
       }
     } else if (warp == static_cast<int>(ProducerWarp::pulls)) {
-      gpu::pull_role(view, pull_params, pull_shared);
+      trace::Recorder recorder(params.trace_region, trace::track_warp_3, device::lane_idx());
+      gpu::pull_role(view, pull_params, pull_shared, recorder);
     } else {
       if (device::elect_one()) {
         store_role<kProduct, kShared>(params, shared, cta_rank,

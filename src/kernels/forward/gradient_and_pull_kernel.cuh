@@ -26,17 +26,19 @@ __device__ inline void load_arrived_operands_role(const gpu::RankView& view,
   const std::uint32_t free = device::shared_address(storage.barriers.stage_free);
   GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, storage.first_tile, cta_rank);
   ArrivedRows arrived(view);
+  trace::Recorder recorder(params.trace_region, trace::track_warp_0, 0);
   device::RingPosition<kNumStages> ring;
   GroupedTile tile;
   bool has_next = walk.next(tile);
   while (has_next) {
-    arrived.await(schedule::blocks_of_cta<kShared>(tile, cta_rank));
+    arrived.await(schedule::blocks_of_cta<kShared>(tile, cta_rank), recorder);
+    const trace::Span span(recorder, trace::Event::loads, tile.group, tile.num_units);
     GroupedTile after;
     has_next = walk.next(after);
     if (has_next) next = after;
     const std::uint32_t stage_bytes = kChannelBytes + tile.num_units * kUnitBytes;
     for (int k_block = 0; k_block < params.num_k_blocks; ++k_block) {
-      device::wait(free + ring.slot * 8U, ring.parity ^ 1U);
+      recorder.wait(free + ring.slot * 8U, ring.parity ^ 1U);
       device::arrive_expecting(filled + ring.slot * 8U, stage_bytes);
       load_stage<kShared>(params, tile, k_block, cta_rank, stages + ring.slot * kStageBytes,
                           filled + ring.slot * 8U);
@@ -64,6 +66,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
   gradient::Storage& storage = *reinterpret_cast<gradient::Storage*>(shared_bytes);
   gradient::PullShared& pull_shared =
       beside_stages<gradient::Storage, gradient::PullShared>(shared_bytes);
+  const trace::Block block(params.trace_region);
   const int warp = device::warp_idx();
   const int cta_rank = static_cast<int>(device::cluster_cta_rank());
 
@@ -78,7 +81,8 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
   if (warp < static_cast<int>(kWarpsPerWarpgroup)) {
     device::release_registers_to<kProducerRegisters>();
     if (warp == kPullWarp) {
-      gpu::pull_role(view, pull_params, pull_shared);
+      trace::Recorder recorder(params.trace_region, trace::track_warp_3, device::lane_idx());
+      gpu::pull_role(view, pull_params, pull_shared, recorder);
     } else if (device::elect_one()) {
       if (warp == static_cast<int>(gradient::ProducerWarp::loads_operands)) {
         gradient::load_arrived_operands_role<kShared>(view, params, storage, pull_shared.next_tile,

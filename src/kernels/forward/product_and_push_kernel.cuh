@@ -17,6 +17,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
   PushShared& push_shared = beside_stages<SharedStorage, PushShared>(shared_bytes);
+  const trace::Block block(params.trace_region);
   const int warp = device::warp_idx();
   const int cta_rank = static_cast<int>(device::cluster_cta_rank());
   // A call may have failed after its groups were laid out: then there is nothing to do.

@@ -17,6 +17,7 @@
 #include "device/cluster.cuh"
 #include "device/flags.cuh"
 #include "device/row_copy.cuh"
+#include "device/trace.cuh"
 #include "kernels/forward/pull_params.h"
 #include "kernels/products/row_product.h"
 #include "kernels/rank_view.h"
@@ -210,7 +211,7 @@ __device__ inline int num_passes_now(const RankView& view, const PullParams& par
 /// One warp a CTA.
 template <std::uint32_t kChunkBytes>
 __device__ inline void pull_role(const RankView& view, const PullParams& params,
-                                 PullShared<kChunkBytes>& shared) {
+                                 PullShared<kChunkBytes>& shared, trace::Recorder& recorder) {
   if (view.control()->call_failed != 0) return;
   device::fence_async_global();  // what peers staged by ordinary stores, the copy engine reads
   PullRing<kChunkBytes> ring(shared, view.scratch_layout.rows_arrived.in(view.scratch));
@@ -220,9 +221,11 @@ __device__ inline void pull_role(const RankView& view, const PullParams& params,
     std::uint32_t num_taken = 0;
     TakenPull taken;
     while (feed.next(pass, taken)) {
+      const trace::Span span(recorder, trace::Event::pulls);
       ++num_taken;
       move_row(view, params, taken, ring);
     }
+    const trace::Span span(recorder, trace::Event::awaits_copies);
     ring.finish();
     if (pass == 0 && device::lane_idx() == 0) {
       device::signal<device::Reach::gpu>(&pull_progress(view, params.by)->num_done, num_taken);

@@ -10,6 +10,7 @@
 
 #include "device/barrier.cuh"
 #include "device/matrix_store.cuh"
+#include "device/trace.cuh"
 #include "kernels/products/grouped_walk.cuh"
 #include "kernels/products/pieces.h"
 #include "kernels/rank_view.h"
@@ -110,11 +111,14 @@ __device__ inline void push_role(const gpu::RankView& view, const RowOrigin* ori
   using Pieces = Pieces<kProduct>;
   static_assert(!kIsGateUp<kProduct> && kNumPieces<kProduct> == kBlocksPerWarpgroup);
   const std::uint32_t row_bytes = static_cast<std::uint32_t>(view.dims.hidden_dim) * 2U;
+  trace::Recorder recorder(params.trace_region, trace::track_warp_1 + push_warp,
+                           device::lane_idx());
   std::uint32_t parities = 0;
   GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank);
   GroupedTile tile;
   while (walk.next(tile)) {
     if (tile.num_units == 0) continue;
+    const trace::Span span(recorder, trace::Event::pushes, tile.group, tile.num_units);
     note_destinations(view, origin_C, tile, push_warp, push.destinations);
 #pragma unroll 1
     for (int number = 0; number < Pieces::kPerTile; ++number) {
@@ -124,8 +128,8 @@ __device__ inline void push_role(const gpu::RankView& view, const RowOrigin* ori
       const std::uint32_t column_bytes =
           static_cast<std::uint32_t>(tile.channel_tile * kTileChannels + block * kBlockChannels) *
           2U;
-      device::wait(device::shared_address(&shared.barriers.slot_filled[slot]),
-                   parities >> slot & 1U);
+      recorder.wait(device::shared_address(&shared.barriers.slot_filled[slot]),
+                    parities >> slot & 1U);
       parities ^= 1U << slot;
       if (column_bytes < row_bytes) {  // else the channel tile reaches beyond the row
         push_piece(device::shared_address(shared.slots) + slot * Pieces::kSlotBytes,
@@ -138,6 +142,7 @@ __device__ inline void push_role(const gpu::RankView& view, const RowOrigin* ori
       }
     }
   }
+  if (push_warp == 0 && device::lane_idx() == 0) device::note_end(params.ends);
 }
 
 }  // namespace megamoe::products

@@ -13,6 +13,7 @@
 #include "device/cluster.cuh"
 #include "device/rank_signals.cuh"
 #include "device/row_copy.cuh"
+#include "device/trace.cuh"
 #include "kernels/forward/reduce_targets.h"
 #include "kernels/rank_view.h"
 #include "kernels/reduce/slot_sum.cuh"
@@ -102,9 +103,10 @@ class TokenParts {
 class ReduceRing {
  public:
   /// The buffers may be shared memory that the copy engine has used before.
-  __device__ ReduceRing(std::byte* buffers, ReduceShared& shared)
+  __device__ ReduceRing(std::byte* buffers, ReduceShared& shared, trace::Recorder& recorder)
       : buffers_(device::shared_address(buffers)),
-        arrived_(device::shared_address(shared.slots_arrived)) {}
+        arrived_(device::shared_address(shared.slots_arrived)),
+        recorder_(recorder) {}
 
   __device__ void reduce_token(const RankView& view, const ReduceTargets& targets,
                                std::int32_t token) {
@@ -131,7 +133,7 @@ class ReduceRing {
     parts.advance();
   }
   __device__ void add(const TokenParts& parts, SlotSum& sum) {
-    device::wait(arrived_ + use_.slot * 8U, use_.parity);
+    recorder_.wait(arrived_ + use_.slot * 8U, use_.parity);
     const std::uint32_t buffer = buffers_ + use_.slot * kReduceBufferBytes +
                                  device::lane_idx() * static_cast<std::uint32_t>(sizeof(Vector));
     for (int place = 0; place < parts.num_slots(); ++place) {
@@ -145,6 +147,7 @@ class ReduceRing {
 
   std::uint32_t buffers_;
   std::uint32_t arrived_;
+  trace::Recorder& recorder_;
   device::RingPosition<kReduceBuffers> load_;
   device::RingPosition<kReduceBuffers> use_;
 };
@@ -154,7 +157,9 @@ __device__ inline bool are_loads_done(const ReduceShared& shared) {
 }
 
 /// True once all ranks have sent their gradients; false where the CTA's work is over before.
-__device__ inline bool gradients_arrive(const RankView& view, const ReduceShared& shared) {
+__device__ inline bool gradients_arrive(const RankView& view, const ReduceShared& shared,
+                                        trace::Recorder& recorder) {
+  const trace::Span span(recorder, trace::Event::awaits_gradients);
   constexpr unsigned kPauseNs = 1000;
   const std::uint64_t epoch = view.control()->epoch;
   for (;;) {
@@ -173,11 +178,12 @@ __device__ inline bool gradients_arrive(const RankView& view, const ReduceShared
 
 /// One warp a CTA; `buffers` has kReduceBuffers * kReduceBufferBytes.
 __device__ inline void reduce_role(const RankView& view, const ReduceTargets& targets,
-                                   std::byte* buffers, ReduceShared& shared) {
-  if (view.control()->call_failed != 0 || !gradients_arrive(view, shared)) return;
+                                   std::byte* buffers, ReduceShared& shared,
+                                   trace::Recorder& recorder) {
+  if (view.control()->call_failed != 0 || !gradients_arrive(view, shared, recorder)) return;
   device::fence_async_global();  // what peers stored, the copy engine reads
   std::uint32_t* num_reduced = view.scratch_layout.num_reduced.in(view.scratch);
-  ReduceRing ring(buffers, shared);
+  ReduceRing ring(buffers, shared, recorder);
   const auto take = [&] {
     std::uint32_t token = static_cast<std::uint32_t>(targets.num_tokens);
     if (device::lane_idx() == 0 && !are_loads_done(shared)) token = atomicAdd(num_reduced, 1U);
@@ -188,6 +194,7 @@ __device__ inline void reduce_role(const RankView& view, const ReduceTargets& ta
     const std::uint32_t token = __shfl_sync(0xffffffffU, taken, 0);
     if (token >= static_cast<std::uint32_t>(targets.num_tokens)) return;
     taken = take();
+    const trace::Span span(recorder, trace::Event::reduces);
     ring.reduce_token(view, targets, static_cast<std::int32_t>(token));
   }
 }

@@ -31,8 +31,9 @@ class ArrivedX {
         rows_late_(rows_late),
         is_in_place_(pulls.num_passes == 0) {}
 
-  __device__ void await() {
+  __device__ void await(trace::Recorder& recorder) {
     if (is_in_place_) return;
+    const trace::Span span(recorder, trace::Event::awaits_rows);
     is_in_place_ = true;
     const std::uint32_t expected = progress_->num_pulls;
     const auto num_done = [&] { return device::acquire<device::Reach::gpu>(&progress_->num_done); };
@@ -64,6 +65,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
   Storage& shared = *reinterpret_cast<Storage*>(shared_bytes);
   RowsBesideShared& beside = beside_stages<Storage, RowsBesideShared>(shared_bytes);
   if (view.control()->call_failed != 0) return;  // the same in all CTAs
+  const trace::Block block(params.trace_region);
   const int warp = device::warp_idx();
   const int cta_rank = static_cast<int>(device::cluster_cta_rank());
 
@@ -81,14 +83,16 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
     if (warp == static_cast<int>(ProducerWarp::loads)) {
       if (device::elect_one()) {
         ArrivedX x(view, pull_params, beside.rows_late);
-        gradient_load_role<kShared, kType>(params, shared, cta_rank, [&](const GradientTile& tile) {
-          if (tile.job >= params.num_early_jobs) x.await();
-        });
+        gradient_load_role<kShared, kType>(
+            params, shared, cta_rank, [&](const GradientTile& tile, trace::Recorder& recorder) {
+              if (tile.job >= params.num_early_jobs) x.await(recorder);
+            });
         *const_cast<volatile std::uint32_t*>(&beside.reduction.loads_done) = 1;
       }
     } else if (warp == static_cast<int>(ProducerWarp::pulls)) {
-      if (pull_params.num_passes > 0) gpu::pull_role(view, pull_params, beside.pulls);
-      gpu::reduce_role(view, targets, &beside.pulls.chunks[0][0], beside.reduction);
+      trace::Recorder recorder(params.trace_region, trace::track_warp_3, device::lane_idx());
+      if (pull_params.num_passes > 0) gpu::pull_role(view, pull_params, beside.pulls, recorder);
+      gpu::reduce_role(view, targets, &beside.pulls.chunks[0][0], beside.reduction, recorder);
     } else {
       if (device::elect_one()) {
         const volatile std::uint32_t& rows_late = beside.rows_late;

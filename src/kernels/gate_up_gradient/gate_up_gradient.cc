@@ -79,6 +79,7 @@ GateUpGradientLaunch describe_gate_up_gradient(
   params.u = whole_tile_maps(options, u_NI, "u");
   params.du = whole_tile_maps(options, outputs.du_NI, "du");
   params.wa = whole_tile_maps(options, outputs.wa_NI, "wa");
+  set_measured(params, options, device::ProductKind::gate_up_gradient);
   return launch;
 }
 

@@ -32,6 +32,8 @@ struct GateUpGradientParams {
   std::int32_t num_channels;
   std::int32_t num_channel_tiles;
   std::int32_t num_k_blocks;
+  device::ProductEnds* ends;  ///< or null
+  trace::Region trace_region;
 };
 
 namespace gradient {

@@ -36,6 +36,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
       Activation::kGated ? gradient::Gate::present : gradient::Gate::absent;
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   gradient::Storage& storage = *reinterpret_cast<gradient::Storage*>(shared_bytes);
+  const trace::Block block(params.trace_region);
   const int warp = device::warp_idx();
   const int cta_rank = static_cast<int>(device::cluster_cta_rank());
 

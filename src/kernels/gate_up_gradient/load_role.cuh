@@ -4,6 +4,7 @@
 
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
+#include "device/trace.cuh"
 #include "kernels/gate_up_gradient/gate_up_gradient.h"
 #include "kernels/products/grouped_walk.cuh"
 
@@ -37,12 +38,14 @@ __device__ inline void load_operands_role(const GateUpGradientParams& params, St
   const std::uint32_t filled = device::shared_address(storage.barriers.stage_filled);
   const std::uint32_t free = device::shared_address(storage.barriers.stage_free);
   GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, storage.first_tile, cta_rank);
+  trace::Recorder recorder(params.trace_region, trace::track_warp_0, 0);
   device::RingPosition<kNumStages> ring;
   GroupedTile tile;
   while (walk.next(tile)) {
+    const trace::Span span(recorder, trace::Event::loads, tile.group, tile.num_units);
     const std::uint32_t stage_bytes = kChannelBytes + tile.num_units * kUnitBytes;
     for (int k_block = 0; k_block < params.num_k_blocks; ++k_block) {
-      device::wait(free + ring.slot * 8U, ring.parity ^ 1U);
+      recorder.wait(free + ring.slot * 8U, ring.parity ^ 1U);
       device::arrive_expecting(filled + ring.slot * 8U, stage_bytes);
       load_stage<kShared>(params, tile, k_block, cta_rank, stages + ring.slot * kStageBytes,
                           filled + ring.slot * 8U);
@@ -76,16 +79,18 @@ __device__ inline void load_inputs_role(const GateUpGradientParams& params, Stor
   const std::uint32_t arrived = device::shared_address(storage.barriers.inputs_arrived);
   const std::uint32_t free = device::shared_address(storage.barriers.part_free);
   GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, storage.first_tile, cta_rank);
+  trace::Recorder recorder(params.trace_region, trace::track_warp_1, 0);
   device::RingPosition<kNumPartBuffers> ring;
   GroupedTile tile;
   while (walk.next(tile)) {
+    const trace::Span span(recorder, trace::Event::loads, tile.group, tile.num_units);
     const int num_parts = num_parts_per_block(tile.num_units);
 #pragma unroll 1
     for (int block = 0; block < kBlocksPerWarpgroup; ++block) {
 #pragma unroll 1
       for (int part_idx = 0; part_idx < num_parts; ++part_idx) {
         const Part part = part_of(tile, block, part_idx);
-        device::wait(free + ring.slot * 8U, ring.parity ^ 1U);
+        recorder.wait(free + ring.slot * 8U, ring.parity ^ 1U);
         load_part<kGate>(
             params, part, tile.first_row + part.first_row, buffers + ring.slot * kPartBytes,
             weights + ring.slot * sizeof(storage.row_weights[0]), arrived + ring.slot * 8U);

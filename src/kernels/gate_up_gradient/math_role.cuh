@@ -27,8 +27,9 @@ struct MathBarriers {
   std::uint32_t other_may_multiply;   ///< the other's
   std::uint32_t may_use_parts;        ///< this warpgroup's
   std::uint32_t other_may_use_parts;  ///< the other's
+  trace::Recorder& recorder;
 
-  __device__ MathBarriers(Barriers& barriers, int warpgroup)
+  __device__ MathBarriers(Barriers& barriers, int warpgroup, trace::Recorder& this_recorder)
       : stage_filled(device::shared_address(barriers.stage_filled)),
         stage_free_there(device::cluster_address(device::shared_address(barriers.stage_free),
                                                  device::lane_idx() % kClusterSize)),
@@ -37,7 +38,8 @@ struct MathBarriers {
         may_multiply(device::shared_address(&barriers.may_multiply[warpgroup])),
         other_may_multiply(device::shared_address(&barriers.may_multiply[1 - warpgroup])),
         may_use_parts(device::shared_address(&barriers.may_use_parts[warpgroup])),
-        other_may_use_parts(device::shared_address(&barriers.may_use_parts[1 - warpgroup])) {}
+        other_may_use_parts(device::shared_address(&barriers.may_use_parts[1 - warpgroup])),
+        recorder(this_recorder) {}
 
   __device__ void release_stage(std::uint32_t stage) const {
     if (device::lane_idx() < kClusterSize) device::arrive_reads_over(stage_free_there + stage * 8U);
@@ -64,7 +66,7 @@ __device__ inline void multiply_rows(Accumulators& acc, std::uint32_t stages,
       device::tile_descriptor(stages + kChannelBytes, kLayout.row_atom_bytes);
   std::uint32_t previous = 0;
   for (int k_block = 0; k_block < num_k_blocks; ++k_block) {
-    device::wait(barriers.stage_filled + ring.slot * 8U, ring.parity);
+    barriers.recorder.wait_for_block(k_block, barriers.stage_filled + ring.slot * 8U, ring.parity);
     multiply_stage<kN, kKStepsPerBlock, kLayout>(
         acc, device::advance_descriptor(channels, ring.slot * kStageBytes),
         device::advance_descriptor(rows, ring.slot * kStageBytes), k_block > 0);
@@ -83,7 +85,7 @@ __device__ inline void multiply_rows(Accumulators& acc, std::uint32_t stages,
 __device__ inline void skip_stages(const MathBarriers& barriers, StagePosition ring,
                                    int num_k_blocks) {
   for (int k_block = 0; k_block < num_k_blocks; ++k_block) {
-    device::wait(barriers.stage_filled + ring.slot * 8U, ring.parity);
+    barriers.recorder.wait_for_block(k_block, barriers.stage_filled + ring.slot * 8U, ring.parity);
     __syncwarp();
     barriers.release_stage(ring.slot);
     ring.advance();
@@ -153,7 +155,7 @@ __device__ inline void write_tile(const GateUpGradientParams& params, const Acti
       const Part part = part_of(tile, block, part_idx);
       const std::uint32_t buffer = device::shared_address(storage.parts) + ring.slot * kPartBytes;
       auto& warp_sums = storage.dw_warp_sums[warpgroup][part_idx % 2];
-      device::wait(barriers.inputs_arrived + ring.slot * 8U, ring.parity);
+      barriers.recorder.wait(barriers.inputs_arrived + ring.slot * 8U, ring.parity);
       write_part(&acc[block][part_idx * kPartRows / 2], part.num_units,
                  {buffer + lane_offset,
                   device::shared_address(storage.row_weights) +
@@ -180,7 +182,9 @@ template <Shared kShared, class Activation>
 __device__ inline void math_role(const GateUpGradientParams& params, const Activation& activation,
                                  Storage& storage, int cta_rank, int warpgroup) {
   const std::uint32_t stages = device::shared_address(storage.stages);
-  const MathBarriers barriers(storage.barriers, warpgroup);
+  trace::Recorder recorder(params.trace_region, trace::track_math_0 + warpgroup,
+                           static_cast<int>(threadIdx.x) % device::kWarpgroupSize);
+  const MathBarriers barriers(storage.barriers, warpgroup, recorder);
   GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, storage.first_tile, cta_rank);
   StagePosition stage_ring;
   PartPosition part_ring;
@@ -192,10 +196,21 @@ __device__ inline void math_role(const GateUpGradientParams& params, const Activ
     if (owner == warpgroup) {
       Accumulators acc;
       device::forget_accumulators(acc);
-      device::wait(barriers.may_multiply, turn_parity);
-      multiply_tile_rows<kShared>(tile.num_units, acc, stages, barriers, stage_ring,
-                                  params.num_k_blocks);
-      device::wait(barriers.may_use_parts, turn_parity);
+      {
+        const trace::Span span(recorder, trace::Event::awaits_turn);
+        recorder.wait(barriers.may_multiply, turn_parity);
+      }
+      {
+        const trace::Span span(recorder, trace::Event::main_loop, tile.group, tile.num_units,
+                               params.num_k_blocks);
+        multiply_tile_rows<kShared>(tile.num_units, acc, stages, barriers, stage_ring,
+                                    params.num_k_blocks);
+      }
+      {
+        const trace::Span span(recorder, trace::Event::awaits_parts);
+        recorder.wait(barriers.may_use_parts, turn_parity);
+      }
+      const trace::Span span(recorder, trace::Event::epilogue, tile.group, tile.num_units);
       write_tile(params, activation, storage, barriers, warpgroup, tile, acc, part_ring);
       arrive_warp(barriers.other_may_use_parts);
       turn_parity ^= 1U;

@@ -5,6 +5,7 @@
 #include "device/barrier.cuh"
 #include "device/cluster.cuh"
 #include "device/matrix_store.cuh"
+#include "device/trace.cuh"
 #include "kernels/products/grouped_walk.cuh"
 #include "kernels/products/operand_layout.cuh"
 #include "kernels/products/pieces.h"
@@ -20,11 +21,13 @@ template <class Pieces>
 class PieceWriter {
  public:
   template <class Storage>
-  __device__ PieceWriter(Storage& shared, int warpgroup, FirstGrant grant = FirstGrant::given)
+  __device__ PieceWriter(Storage& shared, int warpgroup, trace::Recorder& recorder,
+                         FirstGrant grant = FirstGrant::given)
       : slots_(device::shared_address(shared.slots)),
         filled_(device::shared_address(shared.barriers.slot_filled)),
         granted_(device::shared_address(shared.barriers.slot_granted[warpgroup])),
-        warpgroup_(warpgroup) {
+        warpgroup_(warpgroup),
+        recorder_(recorder) {
     // Lane l addresses line l % 8 of block l / 8; blocks 1 and 3 are channels 8..15 of the warp,
     // blocks 2 and 3 rows 8..15.
     const int lane = device::lane_idx();
@@ -43,7 +46,7 @@ class PieceWriter {
   /// Waits until the slot of the warpgroup's piece `piece` may be overwritten; returns its address.
   __device__ std::uint32_t begin_slot(int piece) {
     const std::uint32_t slot = slot_of(piece);
-    device::wait(granted_ + slot * 8U, parities_ >> slot & 1U);
+    recorder_.wait(granted_ + slot * 8U, parities_ >> slot & 1U);
     parities_ ^= 1U << slot;
     return slots_ + slot * Pieces::kSlotBytes;
   }
@@ -73,6 +76,7 @@ class PieceWriter {
   std::uint32_t filled_;
   std::uint32_t granted_;
   int warpgroup_;
+  trace::Recorder& recorder_;
   std::uint32_t parities_ = 0;
   std::uint32_t lane_offset_;
 };

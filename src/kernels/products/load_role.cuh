@@ -4,6 +4,7 @@
 
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
+#include "device/trace.cuh"
 #include "kernels/products/grouped_walk.cuh"
 #include "kernels/products/math_role.cuh"
 #include "kernels/products/operand_layout.cuh"
@@ -73,10 +74,10 @@ __device__ inline void load_rows(const RowProductParams& params, const GroupedTi
 template <RowProduct kProduct, Shared kShared>
 __device__ inline void load_stage(const RowProductParams& params, SharedStorage& shared,
                                   const GroupedTile& tile, int k_block, int cta_rank,
-                                  StageRing& ring) {
+                                  StageRing& ring, trace::Recorder& recorder) {
   const std::uint32_t stage = device::shared_address(shared.stages) + ring.slot * kStageBytes;
   const std::uint32_t filled = device::shared_address(&shared.barriers.stage_filled[ring.slot]);
-  device::wait(device::shared_address(&shared.barriers.stage_free[ring.slot]), ring.parity ^ 1U);
+  recorder.wait(device::shared_address(&shared.barriers.stage_free[ring.slot]), ring.parity ^ 1U);
   device::arrive_expecting(filled, kChannelBytes + tile.num_units * kUnitBytes);
   load_channels<kProduct, kShared>(params, tile, k_block, cta_rank, stage, filled);
   load_rows<kProduct, kShared>(params, tile, k_block, cta_rank, stage, filled);
@@ -87,11 +88,13 @@ template <RowProduct kProduct, Shared kShared>
 __device__ inline void load_role(const RowProductParams& params, SharedStorage& shared,
                                  int cta_rank) {
   GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank);
+  trace::Recorder recorder(params.trace_region, trace::track_warp_0, 0);
   StageRing ring;
   GroupedTile tile;
   while (walk.next(tile)) {
+    const trace::Span span(recorder, trace::Event::loads, tile.group, tile.num_units);
     for (int k_block = 0; k_block < params.num_k_blocks; ++k_block) {
-      load_stage<kProduct, kShared>(params, shared, tile, k_block, cta_rank, ring);
+      load_stage<kProduct, kShared>(params, shared, tile, k_block, cta_rank, ring, recorder);
     }
   }
 }

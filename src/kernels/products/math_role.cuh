@@ -6,6 +6,7 @@
 
 #include "device/barrier.cuh"
 #include "device/cluster.cuh"
+#include "device/trace.cuh"
 #include "device/wgmma.cuh"
 #include "kernels/products/operand_layout.cuh"
 
@@ -20,12 +21,18 @@ struct StageBarriers {
   std::uint32_t filled;  ///< of stage 0, in this CTA
   std::uint32_t
       free_there;  ///< of stage 0, in the CTA that this lane signals (lanes 0 and 1 of each warp)
+  trace::Recorder& recorder;
 
-  __device__ explicit StageBarriers(Barriers& barriers)
+  __device__ StageBarriers(Barriers& barriers, trace::Recorder& this_recorder)
       : filled(device::shared_address(barriers.stage_filled)),
         free_there(device::cluster_address(device::shared_address(barriers.stage_free),
-                                           device::lane_idx() % kClusterSize)) {}
+                                           device::lane_idx() % kClusterSize)),
+        recorder(this_recorder) {}
 
+  template <class Ring>
+  __device__ void await_filled(const Ring& ring, int k_block) const {
+    recorder.wait_for_block(k_block, filled + ring.slot * 8U, ring.parity);
+  }
   __device__ void release(std::uint32_t stage) const {
     if (device::lane_idx() < kClusterSize) device::arrive_reads_over(free_there + stage * 8U);
   }
@@ -79,7 +86,7 @@ __device__ inline void multiply_tile(Accumulators& acc, std::uint32_t stages, in
   const int num_whole =
       kEnd == KEnd::ragged && last_k_steps != kKStepsPerBlock ? num_k_blocks - 1 : num_k_blocks;
   for (int k_block = 0; k_block < num_whole; ++k_block) {
-    device::wait(barriers.filled + ring.slot * 8U, ring.parity);
+    barriers.await_filled(ring, k_block);
     multiply.template operator()<kKStepsPerBlock>(k_block > 0);
     device::wgmma_wait<1>();
     if (k_block > 0) barriers.release(previous);
@@ -87,7 +94,7 @@ __device__ inline void multiply_tile(Accumulators& acc, std::uint32_t stages, in
     ring.advance();
   }
   if (kEnd == KEnd::ragged && num_whole != num_k_blocks) {
-    device::wait(barriers.filled + ring.slot * 8U, ring.parity);
+    barriers.await_filled(ring, num_whole);
     switch (last_k_steps) {
       case 1:
         multiply.template operator()<1>(num_whole > 0);
@@ -114,7 +121,7 @@ __device__ inline void multiply_tile(Accumulators& acc, std::uint32_t stages, in
 template <class Barriers, class Ring>
 __device__ inline void skip_tile(const Barriers& barriers, Ring& ring, int num_k_blocks) {
   for (int k_block = 0; k_block < num_k_blocks; ++k_block) {
-    device::wait(barriers.filled + ring.slot * 8U, ring.parity);
+    barriers.await_filled(ring, k_block);
     __syncwarp();
     barriers.release(ring.slot);
     ring.advance();

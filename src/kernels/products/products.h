@@ -14,8 +14,10 @@
 #include <cstdint>
 #include <span>
 
+#include "device/call_control.h"
 #include "megamoe/config.h"
 #include "megamoe/tensor.h"
+#include "trace/region.h"
 
 namespace megamoe::device {
 class TensorMapCache;
@@ -43,7 +45,16 @@ struct LaunchOptions {
   Sharing sharing = Sharing::automatic;
   int expected_group_rows = 0;  ///< a hint for `automatic`, rows an expert on average; 0: unknown
   device::TensorMapCache* tensor_maps = nullptr;  ///< null: every map is encoded anew
+  device::ProductEnds* ends = nullptr;  ///< [kNumProductKinds], device memory; null: not measured
+  trace::Launches* trace = nullptr;     ///< builds with MEGAMOE_TRACE: where the launch is recorded
 };
+
+/// Tells a product's kernel where its CTAs are to leave when they did what.
+template <class Params>
+void set_measured(Params& params, const LaunchOptions& options, device::ProductKind product) {
+  params.ends = options.ends == nullptr ? nullptr : options.ends + static_cast<int>(product);
+  params.trace_region = trace::next_region(options.trace, product);
+}
 
 /// o[N, H] = a[N, I] down[e, H, I]^T.
 void multiply_down(const GroupedRows& rows, const ConstTensorView& a_NI,

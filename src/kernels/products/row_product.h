@@ -14,8 +14,10 @@
 
 #include <cstdint>
 
+#include "device/call_control.h"
 #include "kernels/products/pieces.h"
 #include "kernels/products/tile_shape.h"
+#include "trace/region.h"
 
 namespace megamoe::products {
 
@@ -42,6 +44,8 @@ struct RowProductParams {
   std::int32_t num_channel_tiles;      ///< CTA tiles along the output's channels
   std::int32_t num_k_blocks;           ///< over all sources
   std::int32_t num_k_blocks_a_source;  ///< dx: K blocks of dg, or of du
+  device::ProductEnds* ends;           ///< or null
+  trace::Region trace_region;
 };
 
 template <RowProduct kProduct>

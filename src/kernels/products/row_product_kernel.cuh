@@ -20,9 +20,11 @@ __device__ inline void math_role(const RowProductParams& params, const Activatio
                                  SharedStorage& shared, int cta_rank, int warpgroup) {
   constexpr std::uint32_t kAllUnits = ((1U << (schedule::kMaxUnitsPerTile + 1)) - 1U) & ~1U;
   const std::uint32_t stages = device::shared_address(shared.stages);
-  const StageBarriers barriers(shared.barriers);
+  trace::Recorder recorder(params.trace_region, trace::track_math_0 + warpgroup,
+                           static_cast<int>(threadIdx.x) % device::kWarpgroupSize);
+  const StageBarriers barriers(shared.barriers, recorder);
   GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank);
-  PieceWriter<Pieces<kProduct>> writer(shared, warpgroup);
+  PieceWriter<Pieces<kProduct>> writer(shared, warpgroup, recorder);
   StageRing ring;
   GroupedTile tile;
   while (walk.next(tile)) {
@@ -30,11 +32,17 @@ __device__ inline void math_role(const RowProductParams& params, const Activatio
     device::forget_accumulators(acc);
     const int num_units = tile.num_units;
     if (kShared == Shared::channels && num_units == 0) {
+      const trace::Span span(recorder, trace::Event::skips);
       skip_tile(barriers, ring, params.num_k_blocks);
       continue;
     }
-    multiply_units<operand_layout<kProduct, kShared>(), kAllUnits>(
-        num_units, acc, stages, warpgroup, barriers, ring, params.num_k_blocks);
+    {
+      const trace::Span span(recorder, trace::Event::main_loop, tile.group, num_units,
+                             params.num_k_blocks);
+      multiply_units<operand_layout<kProduct, kShared>(), kAllUnits>(
+          num_units, acc, stages, warpgroup, barriers, ring, params.num_k_blocks);
+    }
+    const trace::Span span(recorder, trace::Event::epilogue, tile.group, num_units);
     if constexpr (kIsGateUp<kProduct>) {
       write_activation<kProduct == RowProduct::gate_up_saving>(acc, num_units, activation, writer);
     } else if constexpr (kIsUngatedUp<kProduct>) {
@@ -51,6 +59,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
                        const __grid_constant__ Activation activation) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
+  const trace::Block block(params.trace_region);
   const int warp = device::warp_idx();
   const int cta_rank = static_cast<int>(device::cluster_cta_rank());
 

@@ -29,6 +29,7 @@ RowProductLaunch describe_down(const GroupedRows& rows, const ConstTensorView& a
       options, down_eHI, launch.sharing == Sharing::rows ? kTileChannels : kTileChannels / 2,
       "down");
   params.row_inputs[0] = input_maps(options, a_NI, launch.sharing, "a");
+  set_measured(params, options, device::ProductKind::down);
   return launch;
 }
 
@@ -77,6 +78,7 @@ RowProductLaunch describe_gate_up(const GroupedRows& rows, const Activation& act
   if (saving) params.outputs[num_outputs++] = whole_tile_maps(options, u_NI, "u");
   params.outputs[num_outputs] = whole_tile_maps(options, a_NI, "a");
   params.row_inputs[0] = input_maps(options, x_NH, launch.sharing, "x");
+  set_measured(params, options, device::ProductKind::gate_up);
   return launch;
 }
 
@@ -111,6 +113,7 @@ RowProductLaunch describe_dx(const GroupedRows& rows, const ConstTensorView& dg_
   }
   params.weights[source] = weight_map_channel_major(options, up_eIH, box_k, "up");
   params.row_inputs[source] = input_maps(options, du_NI, launch.sharing, "du");
+  set_measured(params, options, device::ProductKind::dx);
   return launch;
 }
 

@@ -6,6 +6,7 @@
 
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
+#include "device/trace.cuh"
 #include "kernels/products/pieces.h"
 
 namespace megamoe::products {
@@ -16,10 +17,11 @@ template <class Pieces>
 class SlotStores {
  public:
   template <class Storage>
-  __device__ SlotStores(Storage& shared, int store_warp)
+  __device__ SlotStores(Storage& shared, int store_warp, trace::Recorder& recorder)
       : slots_(device::shared_address(shared.slots)),
         store_warp_(store_warp),
-        barriers_(shared.barriers) {}
+        barriers_(shared.barriers),
+        recorder_(recorder) {}
 
   template <class Store>
   __device__ void store_tile_pieces(const Store& store) {
@@ -34,7 +36,7 @@ class SlotStores {
 #pragma unroll 1
     for (int number = first + store_warp_; number < end; number += kNumStoreWarps) {
       const int slot = number % Pieces::kNumSlots;
-      device::wait(device::shared_address(&barriers_.slot_filled[slot]), parities_ >> slot & 1U);
+      recorder_.wait(device::shared_address(&barriers_.slot_filled[slot]), parities_ >> slot & 1U);
       parities_ ^= 1U << slot;
       store(Pieces::warpgroup_of(number), Pieces::piece_of(number),
             slots_ + slot * Pieces::kSlotBytes);
@@ -52,6 +54,7 @@ class SlotStores {
   int store_warp_;
   std::uint32_t parities_ = 0;
   Barriers& barriers_;
+  trace::Recorder& recorder_;
 };
 
 }  // namespace megamoe::products

@@ -29,15 +29,19 @@ template <RowProduct kProduct, Shared kShared>
 __device__ inline void store_role(const RowProductParams& params, SharedStorage& shared,
                                   int cta_rank, int slot_idx) {
   GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank);
-  SlotStores<Pieces<kProduct>> stores(shared, slot_idx);
+  trace::Recorder recorder(params.trace_region, trace::track_warp_1 + slot_idx, 0);
+  SlotStores<Pieces<kProduct>> stores(shared, slot_idx, recorder);
   GroupedTile tile;
   while (walk.next(tile)) {
     if (tile.num_units == 0) continue;
+    const trace::Span span(recorder, trace::Event::stores, tile.group, tile.num_units);
     stores.store_tile_pieces([&](int warpgroup, int piece, std::uint32_t slot) {
       store_piece<kProduct>(params, tile, warpgroup, piece, slot);
     });
   }
   device::wait_stores_complete<0>();
+  if (slot_idx == kNumStoreWarps - 1)
+    device::note_end(params.ends);  // it stores a tile's last piece
 }
 
 }  // namespace megamoe::products

@@ -35,6 +35,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<GradientStorage<kType>*>(shared_bytes);
   if (params.cancelled != nullptr && *params.cancelled != 0) return;  // the same in all CTAs
+  const trace::Block block(params.trace_region);
   const int warp = device::warp_idx();
   const int cta_rank = static_cast<int>(device::cluster_cta_rank());
 
@@ -46,7 +47,8 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
     device::release_registers_to<kProducerRegisters>();
     if (warp == static_cast<int>(ProducerWarp::loads)) {
       if (device::elect_one()) {
-        gradient_load_role<kShared, kType>(params, shared, cta_rank, [](const GradientTile&) {});
+        gradient_load_role<kShared, kType>(params, shared, cta_rank,
+                                           [](const GradientTile&, trace::Recorder&) {});
       }
     } else if (warp != static_cast<int>(ProducerWarp::idle)) {
       if (device::elect_one()) {

@@ -31,7 +31,7 @@ constexpr OperandLayout gradient_layout() {
 __device__ inline Barriers& stage_barriers(SharedStorage& shared) { return shared.barriers; }
 __device__ inline TurnBarriers& stage_barriers(TurnStorage& shared) { return shared.turns; }
 
-/// `await(tile)` is called before the tile's first load.
+/// `await(tile, recorder)` is called before the tile's first load.
 template <Shared kShared, GradientType kType, class Await>
 __device__ inline void gradient_load_role(const WeightGradientParams& params,
                                           GradientStorage<kType>& shared, int cta_rank,
@@ -42,10 +42,12 @@ __device__ inline void gradient_load_role(const WeightGradientParams& params,
   const std::uint32_t filled = device::shared_address(stage_barriers(shared).stage_filled);
   const std::uint32_t free = device::shared_address(stage_barriers(shared).stage_free);
   GradientWalk<kShared> walk(params, cta_rank);
+  trace::Recorder recorder(params.trace_region, trace::track_warp_0, 0);
   device::RingPosition<kInTurns ? kTurnStages : kNumStages> ring;
   GradientTile tile;
   while (walk.next(tile)) {
-    await(tile);
+    await(tile, recorder);
+    const trace::Span span(recorder, trace::Event::loads, tile.group);
     const GradientJob& job = params.jobs[tile.job];
     const CUtensorMap* lines = &job.lines[tile.num_blocks > 0 ? tile.num_blocks - 1 : 0];
     const int channel_block = tile.channel_tile * (kGradientTileChannels<kType> / kGradientBlock);
@@ -56,7 +58,7 @@ __device__ inline void gradient_load_role(const WeightGradientParams& params,
       const std::uint32_t stage_filled = filled + ring.slot * 8U;
       const int row = tile.first_row + k_block * kBlockK;
       const int half_row = row + cta_rank * kHalfBlockK;
-      device::wait(free + ring.slot * 8U, ring.parity ^ 1U);
+      recorder.wait(free + ring.slot * 8U, ring.parity ^ 1U);
       device::arrive_expecting(stage_filled, stage_bytes);
       if constexpr (kShared == Shared::rows) {
         device::load_tile(stage, &job.channels, stage_filled, 0, row, channel_block);

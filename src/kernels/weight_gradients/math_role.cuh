@@ -21,9 +21,11 @@ __device__ inline void multiply_together(const WeightGradientParams& params, Sha
                                          int cta_rank, int warpgroup) {
   constexpr OperandLayout kLayout = gradient_layout<kShared, GradientType::bf16>();
   const std::uint32_t stages = device::shared_address(shared.stages);
-  const StageBarriers barriers(shared.barriers);
+  trace::Recorder recorder(params.trace_region, trace::track_math_0 + warpgroup,
+                           static_cast<int>(threadIdx.x) % device::kWarpgroupSize);
+  const StageBarriers barriers(shared.barriers, recorder);
   GradientWalk<kShared> walk(params, cta_rank);
-  PieceWriter<GradientPieces<GradientType::bf16>> writer(shared, warpgroup);
+  PieceWriter<GradientPieces<GradientType::bf16>> writer(shared, warpgroup, recorder);
   StageRing ring;
   GradientTile tile;
   while (walk.next(tile)) {
@@ -31,15 +33,22 @@ __device__ inline void multiply_together(const WeightGradientParams& params, Sha
     device::forget_accumulators(acc);
     const int num_units = tile.num_blocks * kUnitsPerGradientBlock;
     if (num_units == 0) {
+      const trace::Span span(recorder, trace::Event::skips);
       skip_tile(barriers, ring, tile.num_k_blocks);
       continue;
     }
-    if (tile.num_k_blocks == 0) {
-      zero_accumulators(acc);
-    } else {
-      multiply_units<kLayout, kWholeGradientBlocks, KEnd::ragged>(
-          num_units, acc, stages, warpgroup, barriers, ring, tile.num_k_blocks, tile.last_k_steps);
+    {
+      const trace::Span span(recorder, trace::Event::main_loop, tile.group, num_units,
+                             tile.num_k_blocks);
+      if (tile.num_k_blocks == 0) {
+        zero_accumulators(acc);
+      } else {
+        multiply_units<kLayout, kWholeGradientBlocks, KEnd::ragged>(
+            num_units, acc, stages, warpgroup, barriers, ring, tile.num_k_blocks,
+            tile.last_k_steps);
+      }
     }
+    const trace::Span span(recorder, trace::Event::epilogue, tile.group, num_units);
     write_blocks(acc, num_units, writer);
   }
 }
@@ -53,14 +62,20 @@ struct TurnStages {
   std::uint32_t free_there;  ///< in the CTA that this lane signals (lanes 0 and 1 of each warp)
   std::uint32_t may_multiply;
   std::uint32_t other_may_multiply;
+  trace::Recorder& recorder;
 
-  __device__ TurnStages(TurnBarriers& barriers, int warpgroup)
+  __device__ TurnStages(TurnBarriers& barriers, int warpgroup, trace::Recorder& this_recorder)
       : filled(device::shared_address(barriers.stage_filled)),
         free_there(device::cluster_address(device::shared_address(barriers.stage_free),
                                            device::lane_idx() % kClusterSize)),
         may_multiply(device::shared_address(&barriers.may_multiply[warpgroup])),
-        other_may_multiply(device::shared_address(&barriers.may_multiply[1 - warpgroup])) {}
+        other_may_multiply(device::shared_address(&barriers.may_multiply[1 - warpgroup])),
+        recorder(this_recorder) {}
 
+  template <class Ring>
+  __device__ void await_filled(const Ring& ring, int k_block) const {
+    recorder.wait_for_block(k_block, filled + ring.slot * 8U, ring.parity);
+  }
   __device__ void release(std::uint32_t stage) const {
     if (device::lane_idx() < kClusterSize) device::arrive_reads_over(free_there + stage * 8U);
   }
@@ -74,10 +89,12 @@ __device__ inline void multiply_in_turns(const WeightGradientParams& params, Tur
                                          int cta_rank, int warpgroup) {
   constexpr OperandLayout kLayout = gradient_layout<kShared, GradientType::fp32>();
   const std::uint32_t stages = device::shared_address(shared.stages);
-  const TurnStages barriers(shared.turns, warpgroup);
+  trace::Recorder recorder(params.trace_region, trace::track_math_0 + warpgroup,
+                           static_cast<int>(threadIdx.x) % device::kWarpgroupSize);
+  const TurnStages barriers(shared.turns, warpgroup, recorder);
   GradientWalk<kShared> walk(params, cta_rank);
   PieceWriter<GradientPieces<GradientType::fp32>> writer(
-      shared, warpgroup,
+      shared, warpgroup, recorder,
       params.update == GradientUpdate::add ? FirstGrant::awaited : FirstGrant::given);
   SharedRing<kTurnStages> ring;
   // The first warpgroup begins: it waits for the phase before the first, which counts as completed.
@@ -88,8 +105,12 @@ __device__ inline void multiply_in_turns(const WeightGradientParams& params, Tur
     if (owner == warpgroup) {
       const int num_units = tile.num_blocks * kUnitsPerGradientBlock;
       SharedRing<kTurnStages> at = ring;
-      device::wait(barriers.may_multiply, turn_parity);
+      {
+        const trace::Span span(recorder, trace::Event::awaits_turn);
+        recorder.wait(barriers.may_multiply, turn_parity);
+      }
       if (num_units == 0) {
+        const trace::Span span(recorder, trace::Event::skips);
         skip_tile(barriers, at, tile.num_k_blocks);
         writer.write_nothing();
       } else if (tile.num_k_blocks == 0) {
@@ -98,9 +119,14 @@ __device__ inline void multiply_in_turns(const WeightGradientParams& params, Tur
       } else {
         Accumulators acc;
         device::forget_accumulators(acc);
-        multiply_units<kLayout, kWholeGradientBlocks, KEnd::ragged>(
-            num_units, acc, stages, /*warpgroup=*/0, barriers, at, tile.num_k_blocks,
-            tile.last_k_steps);
+        {
+          const trace::Span span(recorder, trace::Event::main_loop, tile.group, num_units,
+                                 tile.num_k_blocks);
+          multiply_units<kLayout, kWholeGradientBlocks, KEnd::ragged>(
+              num_units, acc, stages, /*warpgroup=*/0, barriers, at, tile.num_k_blocks,
+              tile.last_k_steps);
+        }
+        const trace::Span span(recorder, trace::Event::epilogue, tile.group, num_units);
         write_fp32_blocks(acc, num_units, params.update, writer);
       }
       turn_parity ^= 1U;

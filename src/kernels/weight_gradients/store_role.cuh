@@ -54,10 +54,12 @@ template <Shared kShared, class MayStore>
 __device__ inline void store_bf16_tiles(const WeightGradientParams& params, SharedStorage& shared,
                                         int cta_rank, int slot_idx, const MayStore& may_store) {
   GradientWalk<kShared> walk(params, cta_rank);
-  SlotStores<GradientPieces<GradientType::bf16>> stores(shared, slot_idx);
+  trace::Recorder recorder(params.trace_region, trace::track_warp_1 + slot_idx, 0);
+  SlotStores<GradientPieces<GradientType::bf16>> stores(shared, slot_idx, recorder);
   GradientTile tile;
   while (walk.next(tile)) {
     if (tile.num_blocks == 0) continue;
+    const trace::Span span(recorder, trace::Event::stores, tile.group);
     stores.store_tile_pieces([&](int warpgroup, int piece, std::uint32_t slot) {
       if (!may_store(tile)) return;
       const int channel = tile.channel_tile * kTileChannels +
@@ -75,7 +77,8 @@ __device__ inline void store_fp32_tiles(const WeightGradientParams& params, Turn
   using Pieces = GradientPieces<GradientType::fp32>;
   constexpr int kPieces = Pieces::kPerWarpgroup;
   GradientWalk<kShared> walk(params, cta_rank);
-  SlotStores<Pieces> stores(shared, slot_idx);
+  trace::Recorder recorder(params.trace_region, trace::track_warp_1 + slot_idx, 0);
+  SlotStores<Pieces> stores(shared, slot_idx, recorder);
   GradientTile tile;
   GradientTile next;
   bool has_tile = walk.next(tile);
@@ -85,6 +88,7 @@ __device__ inline void store_fp32_tiles(const WeightGradientParams& params, Turn
                device::shared_address(shared.slots) + slot_idx * Pieces::kSlotBytes);
   }
   for (int owner = 0; has_tile; owner = 1 - owner) {
+    const trace::Span span(recorder, trace::Event::stores, tile.group);
     const bool has_next = walk.next(next);
     const int first = owner * kPieces;
     const auto store = [&](int /*warpgroup*/, int piece, std::uint32_t slot) {
@@ -119,6 +123,8 @@ __device__ inline void gradient_store_role(const WeightGradientParams& params,
     store_fp32_tiles<kShared>(params, shared, cta_rank, slot_idx, may_store);
   }
   device::wait_stores_complete<0>();
+  if (slot_idx == kNumStoreWarps - 1)
+    device::note_end(params.ends);  // it stores a tile's last piece
 }
 
 }  // namespace megamoe::products

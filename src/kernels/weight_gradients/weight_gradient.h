@@ -65,6 +65,8 @@ struct WeightGradientParams {
   GradientUpdate update;
   const std::uint32_t* cancelled;  ///< null, or a word that is not 0 where nothing may be written
   GroupedRowsArgs rows;
+  device::ProductEnds* ends;  ///< or null
+  trace::Region trace_region;
 };
 
 }  // namespace megamoe::products

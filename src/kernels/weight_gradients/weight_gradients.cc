@@ -116,6 +116,7 @@ WeightGradientLaunch describe_weight_gradients(const GroupedRows& rows,
     check_gradient(gradients[i], rows, dtype, mode);
     params.jobs[i] = describe_job(options, gradients[i], launch.type, launch.sharing);
   }
+  set_measured(params, options, device::ProductKind::weight_gradients);
   return launch;
 }
 
