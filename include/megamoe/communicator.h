@@ -7,11 +7,15 @@
 #include <string>
 #include <vector>
 
+#include "megamoe/topology.h"
+
 namespace megamoe {
 
-/// Memory of equal size on every rank, readable and writable by all of them. The pointer of a peer
-/// is valid on this rank only. Destroyed by each rank on its own; a peer must not be using it any
-/// more.
+class Network;  // internal
+
+/// Memory of equal size on every rank, readable and writable by all ranks of a host. The pointer of
+/// a peer is valid on this rank only; null for a peer on another host. Destroyed by each rank on
+/// its own; a peer must not be using it any more.
 class SymmetricHeap {
  public:
   virtual ~SymmetricHeap() = default;
@@ -41,6 +45,10 @@ class Communicator {
   /// host's.
   [[nodiscard]] virtual int device() const { return kHostMemory; }
   static constexpr int kHostMemory = -1;
+  /// Which ranks share a host, and with it symmetric memory. All of them, unless overridden.
+  [[nodiscard]] virtual Topology topology() const { return Topology(size()); }
+  /// What joins the hosts; null where there is one. Valid as long as the communicator.
+  [[nodiscard]] virtual Network* network() { return nullptr; }
 
   virtual void barrier(const char* what, double deadline_s) = 0;
   /// Gathers `bytes` of every rank into `all` (size() * bytes), in rank order. `mine` must not

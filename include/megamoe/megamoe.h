@@ -6,5 +6,7 @@
 #include "megamoe/config.h"        // IWYU pragma: export
 #include "megamoe/error.h"         // IWYU pragma: export
 #include "megamoe/layer.h"         // IWYU pragma: export
+#include "megamoe/network.h"       // IWYU pragma: export
 #include "megamoe/router.h"        // IWYU pragma: export
 #include "megamoe/tensor.h"        // IWYU pragma: export
+#include "megamoe/topology.h"      // IWYU pragma: export

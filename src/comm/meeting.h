@@ -13,7 +13,7 @@ namespace megamoe {
 
 /// Trivially copyable, so that it can lie in memory that processes share.
 struct MeetingPurpose {
-  enum class Kind : std::uint32_t { barrier, all_gather, all_reduce, allocation };
+  enum class Kind : std::uint32_t { barrier, all_gather, all_reduce, allocation, transfer };
 
   Kind kind = Kind::barrier;
   std::uint64_t bytes = 0;  ///< of the whole collective, equal on all ranks
@@ -41,6 +41,8 @@ inline std::string to_string(const MeetingPurpose& purpose) {
       return what + " (a sum" + size + ")";
     case MeetingPurpose::Kind::allocation:
       return what + size;
+    case MeetingPurpose::Kind::transfer:
+      return what + " (a transfer" + size + ")";
     case MeetingPurpose::Kind::barrier:
       break;
   }

@@ -6,9 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "comm/meeting.h"
@@ -273,37 +271,6 @@ std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int num_ran
     communicators.push_back(std::make_unique<ThreadCommunicator>(group, rank));
   }
   return communicators;
-}
-
-void run_ranks(int num_ranks, const std::function<void(Communicator&)>& rank_main) {
-  auto communicators = make_thread_communicators(num_ranks);
-  std::mutex mutex;
-  std::exception_ptr first_error;
-  const auto run_rank = [&](int rank) {
-    try {
-      rank_main(*communicators[rank]);
-    } catch (...) {
-      std::string reason = "an unknown exception";
-      {
-        const std::lock_guard lock(mutex);
-        if (!first_error) first_error = std::current_exception();
-      }
-      try {
-        throw;
-      } catch (const std::exception& error) {
-        reason = error.what();
-      } catch (...) {
-        // Keeps the reason above.
-      }
-      communicators[rank]->abort(reason);
-    }
-    communicators[rank].reset();
-  };
-  std::vector<std::thread> threads;
-  for (int rank = 1; rank < num_ranks; ++rank) threads.emplace_back(run_rank, rank);
-  run_rank(0);
-  for (std::thread& thread : threads) thread.join();
-  if (first_error) std::rethrow_exception(first_error);
 }
 
 }  // namespace megamoe
