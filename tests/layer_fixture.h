@@ -73,7 +73,7 @@ inline void expect_right(const Problem& problem, const RunOptions& options) {
 template <class Body>
 LayerTensors run_sessions(const Problem& problem, const RunOptions& options, const Body& body) {
   std::vector<LayerTensors> tensors_R(problem.spec.num_ranks());
-  run_ranks(problem.spec.num_ranks(), [&](Communicator& communicator) {
+  run_ranks(topology_of(problem.spec, options), [&](Communicator& communicator) {
     RankSession session(problem, options, communicator);
     body(session, communicator);
     tensors_R[communicator.rank()] = session.tensors();

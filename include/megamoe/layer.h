@@ -23,9 +23,12 @@ struct WorkspaceBytes {
   [[nodiscard]] std::int64_t total() const { return symmetric + local; }
 };
 
-/// Exactly what a Workspace for this configuration allocates on each rank. Throws as validate()
-/// does.
+/// Exactly what a Workspace for this configuration allocates on each rank of one host. Throws as
+/// validate() does.
 WorkspaceBytes workspace_bytes(const LayerConfig& config, int num_ranks);
+/// The same for ranks on several hosts: symmetric memory is as large again for each other host.
+/// Also throws unsupported where the backend is cuda and there are several.
+WorkspaceBytes workspace_bytes(const LayerConfig& config, const Topology& topology);
 
 /// Buffers that live for the length of a call; shared by all layers of a model whose needs fit.
 /// Construction is collective. Two threads may not use one workspace at the same time: refused.

@@ -28,14 +28,18 @@ CpuBackend::CpuBackend(const LayerConfig& config, Workspace::Impl& workspace)
       dims_(workspace_dims(config, group_.size())),
       expected_(expected_shape(config, group_.size())),
       memory_(static_cast<CpuWorkspace&>(*workspace.memory)),
-      buffers_(make_buffers(dims_, *workspace.symmetric, memory_.local.get(), group_.rank())),
+      relay_(dims_, group_, memory_.local.get()),
+      buffers_(make_buffers(dims_, group_.topology(), *workspace.symmetric, memory_.local.get(),
+                            group_.rank())),
       layer_number_(workspace.num_layers_built++),
       counts_E_(config.shape.num_experts),
-      entry_(sizeof(CallHeader) + counts_E_.size() * sizeof(std::int32_t)),
+      crossing_S_(relay_.num_hosts()),
+      entry_(sizeof(CallHeader) + (counts_E_.size() + crossing_S_.size()) * sizeof(std::int32_t)),
       entries_R_(entry_.size() * group_.size()) {}
 
 std::unique_ptr<CallState> CpuBackend::new_call_state() const {
-  return std::make_unique<CpuCallState>(dims_, resolved_saved_row_capacity(config_, group_.size()),
+  return std::make_unique<CpuCallState>(dims_, relay_.num_hosts(),
+                                        resolved_saved_row_capacity(config_, group_.size()),
                                         expected_.gated);
 }
 
@@ -49,8 +53,10 @@ void CpuBackend::barrier(const char* what) { group_.barrier(what, config_.inner_
 /// everything that its peers staged for the call before.
 void CpuBackend::enter(const CallHeader& mine) {
   std::memcpy(entry_.data(), &mine, sizeof(mine));
-  std::memcpy(entry_.data() + sizeof(mine), counts_E_.data(),
-              counts_E_.size() * sizeof(std::int32_t));
+  std::byte* const counts = entry_.data() + sizeof(mine);
+  std::memcpy(counts, counts_E_.data(), counts_E_.size() * sizeof(std::int32_t));
+  std::memcpy(counts + counts_E_.size() * sizeof(std::int32_t), crossing_S_.data(),
+              crossing_S_.size() * sizeof(std::int32_t));
   const char* what = mine.kind == CallKind::forward ? "the entry into MoeLayer::forward"
                                                     : "the entry into MoeLayer::backward";
   group_.all_gather(entry_.data(), entries_R_.data(), entry_.size(), what,
@@ -111,14 +117,18 @@ void CpuBackend::read_routing(CpuCallState& state, const ForwardInput& input,
     std::copy_n(weights + token * input.weights.strides[0], top_k,
                 state.weights_TK.data() + token * top_k);
   }
+  relay_.count_tokens({state.ids_TK.data(), static_cast<std::size_t>(num_tokens * top_k)},
+                      crossing_S_.data());
 }
 
 /// From everybody's counts: capacity, then the offsets of this rank's experts.
 void CpuBackend::plan_rows(CpuCallState& state) {
+  const std::size_t counts_bytes = counts_E_.size() * sizeof(std::int32_t);
   for (int rank = 0; rank < group_.size(); ++rank) {
-    std::memcpy(state.counts_RE.data() + static_cast<std::int64_t>(rank) * counts_E_.size(),
-                entries_R_.data() + rank * entry_.size() + sizeof(CallHeader),
-                counts_E_.size() * sizeof(std::int32_t));
+    const std::byte* counts = entries_R_.data() + rank * entry_.size() + sizeof(CallHeader);
+    std::memcpy(state.counts_RE.data() + rank * counts_E_.size(), counts, counts_bytes);
+    std::memcpy(state.crossing_RS.data() + rank * crossing_S_.size(), counts + counts_bytes,
+                crossing_S_.size() * sizeof(std::int32_t));
   }
   for (int rank = 0; rank < group_.size(); ++rank) {
     const std::int64_t need = rows_received(dims_.routing, state.counts_RE.data(), rank);
@@ -156,11 +166,13 @@ void CpuBackend::forward(std::unique_ptr<CallState>& call_state, const ForwardIn
     const StageContext stage = stage_context();
     stage_rows(stage, input.x, buffers_.mine().staged_rows_TH);
     stage_pull_lists(stage, state, memory_.plan_scratch);
+    relay_.send_forward(stage, state, memory_.plan_scratch, config_.inner_deadline_s);
     barrier("staged tokens");
     fetch_forward(stage);
     gate_up_products(stage, state, input.experts);
     down_products(stage, state, input.experts);
     barrier("expert outputs");
+    relay_.return_forward(stage, config_.inner_deadline_s);
     reduce_outputs(stage, state, output.y);
   });
 }
@@ -190,12 +202,14 @@ void CpuBackend::backward(const CallState* call_state, const BackwardInput& inpu
     stage_rows(stage, input.dy, buffers_.mine().staged_dy_TH);
     stage_weights(stage, state);
     stage_pull_lists(stage, state, memory_.plan_scratch);
+    relay_.send_backward(stage, state, memory_.plan_scratch, config_.inner_deadline_s);
     barrier("staged gradients");
     fetch_backward(stage);
     p_products(stage, state, input.experts);
     dx_products(stage, state, input.experts);
     weight_gradients(stage, state, config_.weight_gradient_mode, output.experts);
     barrier("activation gradients");
+    relay_.return_backward(stage, config_.inner_deadline_s);
     reduce_gradients(stage, state, output.dx, output.dweights);
   });
 }

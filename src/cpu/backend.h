@@ -7,6 +7,7 @@
 #include "cpu/buffers.h"
 #include "cpu/call_state.h"
 #include "cpu/reference.h"
+#include "cpu/relay.h"
 #include "cpu/workspace.h"
 #include "layer/agreement.h"
 #include "layer/backend.h"
@@ -31,7 +32,7 @@ class CpuBackend final : public LayerBackend {
   [[nodiscard]] std::unique_ptr<CallState> new_call_state() const;
   enum class CallKind : std::int32_t { forward, backward };
 
-  /// What ranks tell each other on entry; a forward call appends its counts_E.
+  /// What ranks tell each other on entry; a forward call appends its counts_E and crossing_S.
   struct CallHeader {
     CallKind kind;
     std::uint64_t workspace_id;
@@ -53,10 +54,12 @@ class CpuBackend final : public LayerBackend {
   WorkspaceDims dims_;
   ExpectedShape expected_;
   CpuWorkspace& memory_;
+  Relay relay_;
   Buffers buffers_;
   std::int64_t layer_number_;
   std::vector<std::int32_t> counts_E_;
-  std::vector<std::byte> entry_;      ///< this rank's header and counts
+  std::vector<std::int32_t> crossing_S_;
+  std::vector<std::byte> entry_;      ///< this rank's header, counts and crossing tokens
   std::vector<std::byte> entries_R_;  ///< everybody's
 };
 

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "comm/relay_layout.h"
 #include "comm/workspace_layout.h"
 #include "megamoe/communicator.h"
 
@@ -21,6 +22,8 @@ struct SymmetricBuffers {
 };
 
 struct Buffers {
+  /// Where rank r's tokens are fetched and their results awaited: at r itself, or, for a rank of
+  /// another host, at its relay, the rank with its index on this host.
   std::vector<SymmetricBuffers> symmetric_R;
   int rank = 0;
 
@@ -36,13 +39,15 @@ struct Buffers {
   [[nodiscard]] const SymmetricBuffers& mine() const { return symmetric_R[rank]; }
 };
 
-inline Buffers make_buffers(const WorkspaceDims& dims, const SymmetricHeap& heap, std::byte* local,
-                            int rank) {
+inline Buffers make_buffers(const WorkspaceDims& dims, const Topology& topology,
+                            const SymmetricHeap& heap, std::byte* local, int rank) {
   Buffers buffers;
   buffers.rank = rank;
+  const int own_host = topology.host_of(rank);
   const SymmetricLayout symmetric = symmetric_layout(dims);
   for (int peer = 0; peer < dims.routing.num_ranks; ++peer) {
-    std::byte* base = heap.peer(peer);
+    const int relay = topology.rank_of(own_host, topology.local_index_of(peer));
+    std::byte* base = heap.peer(relay) + symmetric_part_begin(dims, topology.host_of(peer));
     buffers.symmetric_R.push_back({symmetric.staged_rows_TH.in(base),
                                    symmetric.staged_dy_TH.in(base),
                                    symmetric.staged_weights_TK.in(base),

@@ -12,10 +12,11 @@
 namespace megamoe::cpu {
 
 struct CpuCallState final : CallState {
-  CpuCallState(const WorkspaceDims& dims, std::int64_t saved_capacity, bool gated)
+  CpuCallState(const WorkspaceDims& dims, int num_hosts, std::int64_t saved_capacity, bool gated)
       : ids_TK(dims.max_tokens * dims.routing.top_k),
         weights_TK(ids_TK.size()),
         counts_RE(static_cast<std::size_t>(dims.routing.num_ranks) * dims.routing.num_experts),
+        crossing_RS(static_cast<std::size_t>(dims.routing.num_ranks) * num_hosts),
         expert_begin(dims.routing.experts_per_rank() + 1),
         rows_e(dims.routing.experts_per_rank()),
         saved_row_capacity(saved_capacity) {
@@ -33,6 +34,7 @@ struct CpuCallState final : CallState {
   std::vector<std::int32_t> ids_TK;
   std::vector<float> weights_TK;
   std::vector<std::int32_t> counts_RE;
+  std::vector<std::int32_t> crossing_RS;   ///< tokens of each rank that each host needs
   std::vector<std::int64_t> expert_begin;  ///< first row of each local expert, then the end
   std::vector<std::int64_t> rows_e;
   std::int64_t saved_row_capacity;  ///< rows before it have g and u below

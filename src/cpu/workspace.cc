@@ -8,10 +8,10 @@
 namespace megamoe::cpu {
 namespace {
 
-int resolved_num_threads(const LayerConfig& config, int num_ranks) {
+int resolved_num_threads(const LayerConfig& config, int ranks_per_host) {
   if (config.num_threads > 0) return config.num_threads;
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  return std::max(1, cores / num_ranks);
+  return std::max(1, cores / ranks_per_host);
 }
 
 std::byte* allocate(std::int64_t bytes) {
@@ -29,7 +29,7 @@ std::byte* allocate(std::int64_t bytes) {
 
 CpuWorkspace::CpuWorkspace(const LayerConfig& config, Workspace::Impl& workspace)
     : local(allocate(workspace.bytes.local)),
-      threads(resolved_num_threads(config, workspace.communicator.size())),
+      threads(resolved_num_threads(config, workspace.communicator.topology().ranks_per_host())),
       scratch(threads.num_threads()),
       workspace_(workspace) {
   plan_scratch.reserve(workspace_dims(config, workspace.communicator.size()).routing);

@@ -1,17 +1,19 @@
 #include "layer/backend.h"
 
 #include "comm/gpu_workspace_layout.h"
+#include "comm/relay_layout.h"
 #include "cpu/backend.h"
 #include "cpu/workspace.h"
 #include "cuda/entry.h"
 
 namespace megamoe {
 
-WorkspaceBytes backend_bytes(Backend backend, const WorkspaceDims& dims) {
+WorkspaceBytes backend_bytes(Backend backend, const WorkspaceDims& dims, int num_hosts) {
   if (backend == Backend::cuda) {
     return {gpu_symmetric_layout(dims).bytes, gpu_local_layout(dims).bytes};
   }
-  return {symmetric_layout(dims).bytes, local_layout(dims).bytes};
+  return {symmetric_part_begin(dims, num_hosts),
+          relay_layout(dims, num_hosts, local_layout(dims).bytes).bytes};
 }
 
 std::unique_ptr<WorkspaceMemory> make_workspace_memory(const LayerConfig& config,

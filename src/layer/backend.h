@@ -27,7 +27,7 @@ class LayerBackend {
 };
 
 /// What a workspace of these sizes takes. Computed, not measured: needs no device.
-WorkspaceBytes backend_bytes(Backend backend, const WorkspaceDims& dims);
+WorkspaceBytes backend_bytes(Backend backend, const WorkspaceDims& dims, int num_hosts);
 
 /// The rest of a workspace whose symmetric memory exists. Throws Error.
 std::unique_ptr<WorkspaceMemory> make_workspace_memory(const LayerConfig& config,

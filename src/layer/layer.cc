@@ -41,7 +41,7 @@ MoeLayer::MoeLayer(const LayerConfig& config, Communicator& communicator, Worksp
     throw Error(ErrorCode::invalid_argument, "workspace belongs to another communicator");
   }
   agree_on_config(config, communicator);
-  const WorkspaceBytes need = workspace_bytes(config, communicator.size());
+  const WorkspaceBytes need = workspace_bytes(config, communicator.topology());
   const WorkspaceBytes have = workspace.bytes();
   if (need.symmetric > have.symmetric || need.local > have.local) {
     throw Error(ErrorCode::invalid_argument,

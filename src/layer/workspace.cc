@@ -13,7 +13,7 @@ namespace {
 /// The first step of construction: no rank may go on to allocate with sizes of its own.
 WorkspaceBytes agreed_bytes(const LayerConfig& config, Communicator& group) {
   agree_on_config(config, group);
-  return workspace_bytes(config, group.size());
+  return workspace_bytes(config, group.topology());
 }
 
 /// Throws on every rank what one of them met. Returns rank 0's `id`, on every rank.
@@ -45,7 +45,17 @@ WorkspaceDims workspace_dims(const LayerConfig& config, int num_ranks) {
 
 WorkspaceBytes workspace_bytes(const LayerConfig& config, int num_ranks) {
   validate(config, num_ranks);
-  return backend_bytes(config.backend, workspace_dims(config, num_ranks));
+  return backend_bytes(config.backend, workspace_dims(config, num_ranks), 1);
+}
+
+WorkspaceBytes workspace_bytes(const LayerConfig& config, const Topology& topology) {
+  const int num_ranks = topology.num_ranks();
+  validate(config, num_ranks);
+  if (config.backend == Backend::cuda && topology.num_hosts() > 1) {
+    throw Error(ErrorCode::unsupported, "backend cuda: ranks must be on one host; here are " +
+                                            topology.describe() + " (the cpu backend takes that)");
+  }
+  return backend_bytes(config.backend, workspace_dims(config, num_ranks), topology.num_hosts());
 }
 
 Workspace::Impl::Impl(const LayerConfig& config, Communicator& group)

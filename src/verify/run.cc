@@ -54,6 +54,11 @@ Backend& mutable_default_backend() {
   return backend;
 }
 
+int& mutable_default_num_hosts() {
+  static int num_hosts = 1;
+  return num_hosts;
+}
+
 /// Rows of `values`, whose rows have `width` elements, as a [num_rows, width] view.
 template <class T>
 ConstTensorView row_range(const std::vector<T>& values, std::int64_t first_row,
@@ -65,6 +70,21 @@ ConstTensorView row_range(const std::vector<T>& values, std::int64_t first_row,
 
 Backend default_backend() { return mutable_default_backend(); }
 void set_default_backend(Backend backend) { mutable_default_backend() = backend; }
+void set_default_num_hosts(int num_hosts) { mutable_default_num_hosts() = num_hosts; }
+
+Topology topology_of(const ProblemSpec& spec, const RunOptions& options) {
+  const int num_ranks = spec.num_ranks();
+  int num_hosts = options.num_hosts;
+  if (num_hosts == 0) {
+    num_hosts = mutable_default_num_hosts();
+    if (num_ranks % num_hosts != 0) num_hosts = 1;
+  }
+  if (num_ranks % num_hosts != 0) {
+    throw std::logic_error("topology_of: " + std::to_string(num_ranks) +
+                           " ranks do not divide among " + std::to_string(num_hosts) + " hosts");
+  }
+  return even_topology(num_hosts, num_ranks / num_hosts);
+}
 
 RawTensor::RawTensor(DType element_type, std::vector<std::int64_t> sizes)
     : dtype(element_type), shape(std::move(sizes)) {
@@ -291,7 +311,7 @@ LayerTensors concatenate(const std::vector<LayerTensors>& tensors_R) {
 
 LayerTensors run_layer(const Problem& problem, const RunOptions& options) {
   std::vector<LayerTensors> tensors_R(problem.spec.num_ranks());
-  run_ranks(problem.spec.num_ranks(), [&](Communicator& communicator) {
+  run_ranks(topology_of(problem.spec, options), [&](Communicator& communicator) {
     RankSession session(problem, options, communicator);
     const CallContext context = session.forward();
     session.backward(context);

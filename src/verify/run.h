@@ -11,6 +11,7 @@
 
 #include "megamoe/communicator.h"
 #include "megamoe/layer.h"
+#include "megamoe/network.h"
 #include "verify/compare.h"
 #include "verify/device_copies.h"
 #include "verify/problem.h"
@@ -42,18 +43,24 @@ struct RawTensor {
 /// its tests. Not to be changed while ranks run.
 Backend default_backend();
 void set_default_backend(Backend backend);
+/// The same for the number of hosts of problems whose ranks divide among them; others run on one.
+void set_default_num_hosts(int num_hosts);
 
 struct RunOptions {
   Backend backend = default_backend();
   MemoryMode memory_mode = MemoryMode::saved;
   Overlap overlap = Overlap::on;
   WeightGradientMode weight_gradient_mode = WeightGradientMode::store_bf16;
+  int num_hosts = 0;              ///< stand-ins on this machine; 0: as set_default_num_hosts()
   int num_threads = 1;            ///< a rank
   double deadline_s = 60.0;       ///< of entry and inner waits
   float initial_gradient = 0.0F;  ///< what main_grad holds before accumulate_fp32
   std::int64_t row_capacity = 0;  ///< 0: what no routing can exceed, R * max T * K
   std::int64_t saved_row_capacity = 0;
 };
+
+/// The hosts on which `options` run a problem: equally many ranks on each.
+Topology topology_of(const ProblemSpec& spec, const RunOptions& options);
 
 /// The configuration with which `options` run a problem.
 LayerConfig layer_config(const ProblemSpec& spec, const RunOptions& options);

@@ -214,6 +214,11 @@ class CudaCommunicator final : public Communicator {
  public:
   CudaCommunicator(Communicator& group, int device) : group_(group), device_(device) {
     constexpr const char* kWhat = "the construction of a CUDA communicator";
+    if (group.network() != nullptr) {
+      throw Error(ErrorCode::unsupported, "backend cuda: ranks must be on one host; here are " +
+                                              group.topology().describe() +
+                                              " (the cpu backend takes that)");
+    }
     const Place mine = place_of(device);
     std::vector<Place> places(group.size());
     group.all_gather(&mine, places.data(), sizeof(mine), kWhat, kConstructionDeadlineS);
