@@ -309,7 +309,45 @@ LayerTensors concatenate(const std::vector<LayerTensors>& tensors_R) {
   return all;
 }
 
+namespace {
+
+/// Every rank's tensor, of the shapes that tensors_R already have; this rank's is filled in.
+void gather(Communicator& group, RawTensor LayerTensors::*tensor, double deadline_s,
+            std::vector<LayerTensors>& tensors_R) {
+  std::size_t most_bytes = 0;
+  for (const LayerTensors& tensors : tensors_R) {
+    most_bytes = std::max(most_bytes, (tensors.*tensor).bytes.size());
+  }
+  std::vector<std::byte> mine = (tensors_R[group.rank()].*tensor).bytes;
+  mine.resize(most_bytes);
+  std::vector<std::byte> all(most_bytes * tensors_R.size());
+  group.all_gather(mine.data(), all.data(), most_bytes, "the results of all ranks", deadline_s);
+  for (std::size_t rank = 0; rank < tensors_R.size(); ++rank) {
+    std::vector<std::byte>& bytes = (tensors_R[rank].*tensor).bytes;
+    std::copy_n(all.data() + rank * most_bytes, bytes.size(), bytes.data());
+  }
+}
+
+/// This process's part of run_layer(), where ranks are processes.
+LayerTensors run_rank(const Problem& problem, const RunOptions& options) {
+  RankSession session(problem, options, *options.group);
+  const CallContext context = session.forward();
+  session.backward(context);
+  std::vector<LayerTensors> tensors_R;
+  for (int rank = 0; rank < options.group->size(); ++rank) {
+    tensors_R.push_back(rank_tensors(problem.spec, options, rank));
+  }
+  tensors_R[options.group->rank()] = session.tensors();
+  for (const auto& [name, tensor] : kTensors) {
+    gather(*options.group, tensor, options.deadline_s, tensors_R);
+  }
+  return concatenate(tensors_R);
+}
+
+}  // namespace
+
 LayerTensors run_layer(const Problem& problem, const RunOptions& options) {
+  if (options.group != nullptr) return run_rank(problem, options);
   std::vector<LayerTensors> tensors_R(problem.spec.num_ranks());
   run_ranks(topology_of(problem.spec, options), [&](Communicator& communicator) {
     RankSession session(problem, options, communicator);

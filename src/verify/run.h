@@ -52,6 +52,7 @@ struct RunOptions {
   Overlap overlap = Overlap::on;
   WeightGradientMode weight_gradient_mode = WeightGradientMode::store_bf16;
   int num_hosts = 0;              ///< stand-ins on this machine; 0: as set_default_num_hosts()
+  Communicator* group = nullptr;  ///< that this process is a rank of; null: ranks are threads
   int num_threads = 1;            ///< a rank
   double deadline_s = 60.0;       ///< of entry and inner waits
   float initial_gradient = 0.0F;  ///< what main_grad holds before accumulate_fp32
@@ -146,7 +147,8 @@ class RankSession {
   MoeLayer layer_;
 };
 
-/// One forward and one backward; all ranks' results concatenated. Throws what the library throws.
+/// One forward and one backward; all ranks' results concatenated. With options.group collective,
+/// and the same on every rank. Throws what the library throws.
 LayerTensors run_layer(const Problem& problem, const RunOptions& options);
 
 }  // namespace megamoe::verify

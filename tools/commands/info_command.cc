@@ -8,6 +8,7 @@
 #include "commands/commands.h"
 #include "common/build_info.h"
 #include "common/devices.h"
+#include "common/launch.h"
 #include "common/machine.h"
 #include "cpu/fma_peak.h"
 
@@ -50,13 +51,47 @@ void print_json() {
   std::printf("%s\n", info.dump(2).c_str());
 }
 
+struct InfoOptions {
+  bool as_json = false;
+  LaunchOptions launch;
+};
+
+/// Of a launched group, which rank 0 prints for all.
+void print_group(const InfoOptions& options) {
+  const std::unique_ptr<Communicator> group = join_launched_group(options.launch);
+  const Topology topology = group->topology();
+  if (group->rank() == 0) {
+    const int num_ranks = topology.num_ranks();
+    nlohmann::ordered_json ranks = nlohmann::ordered_json::array();
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      nlohmann::ordered_json reach = nlohmann::ordered_json::array();
+      for (int peer = 0; peer < num_ranks; ++peer)
+        reach.push_back(to_string(topology.reach(rank, peer)));
+      ranks.push_back({{"rank", rank},
+                       {"host", topology.host_name(topology.host_of(rank))},
+                       {"reaches_by", reach}});
+    }
+    const std::string text =
+        options.as_json ? nlohmann::ordered_json({{"ranks", ranks}}).dump(2) : topology.describe();
+    std::printf("%s\n", text.c_str());
+  }
+  group->barrier("the end of megamoe info", options.launch.deadline_s);
+}
+
+void run_info(const InfoOptions& options) {
+  if (options.launch.is_launched) return print_group(options);
+  options.as_json ? print_json() : print_text();
+}
+
 }  // namespace
 
 void add_info_command(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("info", "Show devices, what each can run and why not");
-  const auto as_json = std::make_shared<bool>(false);
-  command->add_flag("--json", *as_json, "Print JSON in place of text");
-  command->callback([as_json] { *as_json ? print_json() : print_text(); });
+  CLI::App* command = app.add_subcommand(
+      "info", "Show devices, what each can run and why not; with --launched who reaches whom how");
+  const auto options = std::make_shared<InfoOptions>();
+  command->add_flag("--json", options->as_json, "Print JSON in place of text");
+  add_launch_options(*command, options->launch);
+  command->callback([options] { run_info(*options); });
 }
 
 }  // namespace megamoe::tools

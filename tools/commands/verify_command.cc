@@ -12,6 +12,7 @@
 #include "commands/commands.h"
 #include "common/build_info.h"
 #include "common/json_file.h"
+#include "common/launch.h"
 #include "verify/problem.h"
 #include "verify/run.h"
 #include "verify/verify.h"
@@ -32,6 +33,7 @@ struct VerifyOptions {
   RunOptions run;
   std::optional<ExpertWeight> perturbed;
   std::string json_path;
+  LaunchOptions launch;
 };
 
 constexpr const char* kFooter =
@@ -58,6 +60,8 @@ Examples:
   megamoe verify --tokens 129 --ranks 4 --routing holes --mode recompute
   megamoe verify --activation clamped-swiglu --weight-gradients accumulate-fp32 --json result.json
   megamoe verify --perturb-weight up        must fail: shows that a wrong weight is found
+  megamoe verify --ranks 4 --hosts 2        as if on two hosts, joined by the loopback network
+  torchrun --no-python ... megamoe verify --launched     each process is a rank, on any hosts
 
 Exit codes: 0 all tensors agree, 1 one does not (or the run failed), 2 wrong usage.)";
 
@@ -98,6 +102,10 @@ std::string name_in(const std::map<std::string, Enum>& names, Enum value) {
 
 void check_combination(const VerifyOptions& options) {
   const ProblemSpec& spec = options.spec;
+  if (options.num_ranks % std::max(1, options.run.num_hosts) != 0) {
+    refuse("--hosts", std::to_string(options.num_ranks) + " ranks (--ranks) do not divide among " +
+                          std::to_string(options.run.num_hosts) + " hosts");
+  }
   if (spec.num_experts % options.num_ranks != 0) {
     refuse("--experts", std::to_string(spec.num_experts) + " experts do not divide among the " +
                             std::to_string(options.num_ranks) + " ranks of --ranks");
@@ -142,20 +150,26 @@ void check_memory(const VerifyOptions& options) {
   throw CommandFailed(text);
 }
 
+int num_hosts_of(const VerifyOptions& options) {
+  if (options.run.group != nullptr) return options.run.group->topology().num_hosts();
+  return options.run.num_hosts;
+}
+
 std::string summary(const VerifyOptions& options) {
   const ProblemSpec& spec = options.spec;
   char text[320];
-  std::snprintf(
-      text, sizeof text,
-      "backend %s, %d ranks x %lld tokens, H=%lld, I=%lld, E=%d, K=%d, %s, routing %s, mode %s, "
-      "weight gradients %s, seed %llu",
-      name_in(kBackends, options.run.backend).c_str(), options.num_ranks,
-      static_cast<long long>(options.num_tokens), static_cast<long long>(spec.hidden_dim),
-      static_cast<long long>(spec.intermediate_dim), spec.num_experts, spec.top_k,
-      name_in(kActivations, spec.activation.kind).c_str(), to_string(spec.routing),
-      name_in(kModes, options.run.memory_mode).c_str(),
-      name_in(kWeightGradients, options.run.weight_gradient_mode).c_str(),
-      static_cast<unsigned long long>(spec.seed));
+  std::snprintf(text, sizeof text,
+                "backend %s, %d ranks on %d host%s x %lld tokens, H=%lld, I=%lld, E=%d, K=%d, %s, "
+                "routing %s, mode %s, "
+                "weight gradients %s, seed %llu",
+                name_in(kBackends, options.run.backend).c_str(), options.num_ranks,
+                num_hosts_of(options), num_hosts_of(options) == 1 ? "" : "s",
+                static_cast<long long>(options.num_tokens), static_cast<long long>(spec.hidden_dim),
+                static_cast<long long>(spec.intermediate_dim), spec.num_experts, spec.top_k,
+                name_in(kActivations, spec.activation.kind).c_str(), to_string(spec.routing),
+                name_in(kModes, options.run.memory_mode).c_str(),
+                name_in(kWeightGradients, options.run.weight_gradient_mode).c_str(),
+                static_cast<unsigned long long>(spec.seed));
   return text;
 }
 
@@ -185,6 +199,7 @@ nlohmann::ordered_json to_record(const VerifyOptions& options,
   return {{"passed", all_passed(comparisons)},
           {"backend", name_in(kBackends, options.run.backend)},
           {"ranks", options.num_ranks},
+          {"hosts", num_hosts_of(options)},
           {"tokens_per_rank", options.num_tokens},
           {"hidden", spec.hidden_dim},
           {"intermediate", spec.intermediate_dim},
@@ -202,22 +217,31 @@ nlohmann::ordered_json to_record(const VerifyOptions& options,
 }
 
 void run_verify(VerifyOptions options) {
+  std::unique_ptr<Communicator> group;
+  if (options.launch.is_launched) {
+    group = join_launched_group(options.launch);
+    options.run.group = group.get();
+    options.num_ranks = group->size();
+    options.run.num_hosts = 0;
+  }
+  // Every rank judges all tensors; one speaks.
+  const bool is_speaker = group == nullptr || group->rank() == 0;
   check_combination(options);
   check_memory(options);
   options.spec.tokens_per_rank.assign(options.num_ranks, options.num_tokens);
   std::optional<JsonFile> json;
-  if (!options.json_path.empty()) json.emplace(options.json_path);
-  std::printf("%s\n", summary(options).c_str());
+  if (!options.json_path.empty() && is_speaker) json.emplace(options.json_path);
+  if (is_speaker) std::printf("%s\n", summary(options).c_str());
   const std::vector<Comparison> comparisons =
       verify_backend(make_problem(options.spec), options.run, options.perturbed);
-  print_table(comparisons);
+  if (is_speaker) print_table(comparisons);
   if (json) json->write(to_record(options, comparisons));
   std::string failed;
   for (const Comparison& comparison : comparisons) {
     if (!comparison.passed) failed += (failed.empty() ? "" : ", ") + comparison.name;
   }
   if (!failed.empty()) throw CommandFailed("verify: FAIL: " + failed);
-  std::printf("all %zu tensors PASS\n", comparisons.size());
+  if (is_speaker) std::printf("all %zu tensors PASS\n", comparisons.size());
 }
 
 /// Turns a name into the number of its enumerator.
@@ -258,6 +282,11 @@ void add_shape_options(CLI::App& command, VerifyOptions& options) {
       ->check(CLI::Range(1, 256));
   command.add_option("--ranks", options.num_ranks, "Ranks, which are threads of this process")
       ->check(CLI::Range(1, 256));
+  command
+      .add_option(
+          "--hosts", options.run.num_hosts,
+          "Stand-in hosts: ranks of different ones reach each other by the loopback network")
+      ->check(CLI::Range(1, 256));
   command.add_option("--seed", options.spec.seed, "Seed of all random numbers")
       ->check(seed_number());
 }
@@ -270,12 +299,17 @@ void add_verify_command(CLI::App& app) {
   options->spec.intermediate_dim = 128;
   options->spec.activation.limit = 1.0F;
   options->run.num_threads = 0;
+  options->run.num_hosts = 1;
   options->run.initial_gradient = 0.5F;
   CLI::App& command =
       *app.add_subcommand("verify", "Check a backend against an fp64 oracle, tensor by tensor");
   command.footer(kFooter);
   command.option_defaults()->always_capture_default();
   add_shape_options(command, *options);
+  add_launch_options(command, options->launch);
+  command.get_option("--launched")
+      ->excludes(command.get_option("--ranks"))
+      ->excludes(command.get_option("--hosts"));
   add_choice(command, "--routing", options->spec.routing, kRoutings,
              "uniform, skewed, one-expert, duplicates, holes or ties: see below");
   add_choice(command, "--activation", options->spec.activation.kind, kActivations,

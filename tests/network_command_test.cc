@@ -1,0 +1,85 @@
+// The `megamoe` command on several hosts: stand-in hosts, and processes that a launcher started.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "command_fixture.h"
+#include "network_fixture.h"
+
+namespace megamoe {
+namespace {
+
+/// For run(): the same arguments for all ranks, two a host. The outcome is that of rank 0.
+std::string launched(const std::string& arguments, int num_ranks) {
+  const std::string group = " --launched --world-size " + std::to_string(num_ranks) +
+                            " --rendezvous " + free_rendezvous();
+  std::string line;
+  for (int rank = num_ranks - 1; rank >= 0; --rank) {
+    line += arguments + group + " --host-name host" + std::to_string(rank / 2) + " --rank " +
+            std::to_string(rank);
+    if (rank > 0) line += " >/dev/null 2>&1 & " MEGAMOE_COMMAND " ";
+  }
+  return line;
+}
+
+constexpr const char* kSmall = "verify --hidden 32 --intermediate 32 ";
+
+TEST_F(Command, VerifyOnStandInHosts) {
+  const auto path = directory_ / "result.json";
+  const Outcome outcome = run(kSmall + std::string("--ranks 4 --hosts 2 --json ") + path.string());
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
+  EXPECT_NE(outcome.out.find("4 ranks on 2 hosts"), std::string::npos) << outcome.out;
+  EXPECT_EQ(nlohmann::json::parse(read_file(path)).at("hosts"), 2);
+  const Outcome uneven = run("verify --ranks 2 --hosts 3");
+  EXPECT_EQ(uneven.exit_code, 2);
+  EXPECT_NE(uneven.err.find("--hosts"), std::string::npos) << uneven.err;
+}
+
+TEST_F(Command, VerifyInLaunchedProcesses) {
+  const auto path = directory_ / "result.json";
+  const Outcome outcome = run(launched(kSmall + std::string("--json ") + path.string(), 4));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
+  EXPECT_NE(outcome.out.find("all 9 tensors PASS"), std::string::npos) << outcome.out;
+  const auto result = nlohmann::json::parse(read_file(path));
+  EXPECT_EQ(result.at("ranks"), 4);
+  EXPECT_EQ(result.at("hosts"), 2);
+}
+
+TEST_F(Command, VerifyInLaunchedProcessesFindsAWrongWeight) {
+  const Outcome outcome = run(launched(kSmall + std::string("--perturb-weight up"), 2));
+  EXPECT_EQ(outcome.exit_code, 1) << outcome.out << outcome.err;
+  EXPECT_NE(outcome.err.find("verify: FAIL"), std::string::npos) << outcome.err;
+}
+
+TEST_F(Command, InfoSaysWhoReachesWhomHow) {
+  const Outcome outcome = run(launched("info --json", 4));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto info = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(info.at("ranks").at(2).at("host"), "host1");
+  EXPECT_EQ(info.at("ranks").at(2).at("reaches_by"),
+            nlohmann::json({"network", "network", "own", "load/store"}));
+  EXPECT_NE(run(launched("info", 2)).out.find("ranks 0-1 on host0"), std::string::npos);
+  const Outcome uneven = run(launched("info", 3));
+  EXPECT_EQ(uneven.exit_code, 1);
+  EXPECT_NE(uneven.err.find("host0 holds ranks 0-1, host1 holds rank 2"), std::string::npos)
+      << uneven.err;
+}
+
+TEST_F(Command, WhatNoLauncherSaysIsNamed) {
+  const auto expect_usage_error = [&](const std::string& arguments, const std::string& option) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << arguments;
+    EXPECT_NE(outcome.err.find(option), std::string::npos) << outcome.err;
+  };
+  expect_usage_error("info --launched", "--rank: ");
+  expect_usage_error("info --launched --rank 0", "--world-size: ");
+  expect_usage_error("info --launched --rank 0 --world-size 1", "--rendezvous: ");
+  expect_usage_error("verify --launched --ranks 2", "--ranks");
+  const Outcome outcome = run("info --launched --rank 0 --world-size 1 --rendezvous nowhere");
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_NE(outcome.err.find("ADDRESS:PORT"), std::string::npos) << outcome.err;
+}
+
+}  // namespace
+}  // namespace megamoe
