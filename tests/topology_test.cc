@@ -81,12 +81,49 @@ TEST(Crossing, ATokenCrossesOnceHoweverManyOfItsExpertsAreThere) {
   EXPECT_EQ(tokens, (std::vector<std::int32_t>{0, 1, 4}));
 
   std::vector<std::int32_t> slots(15);
-  slots.resize(list_slots_of_host(kRouting, 1, ids_TK, slots.data()));
+  slots.resize(list_slots_of_host(kRouting, 1, ids_TK.data(), nullptr, 5, slots.data()));
   EXPECT_EQ(slots, (std::vector<std::int32_t>{0, 1, 2, 4, 5, 13}));
 
   std::vector<std::int32_t> kept = {0, 6, 6, -1, 7, -1, 3, 1, 2};
   keep_slots_of_host(kRouting, 1, kept);
   EXPECT_EQ(kept, (std::vector<std::int32_t>{-1, 6, 6, -1, 7, -1, -1, -1, -1}));
+}
+
+TEST(Crossing, TokensComeByTheFirstGroupThatNeedsThem) {
+  HostRouting routing = kRouting;
+  routing.num_groups = 2;  // experts 4 and 6 of host 1 in group 0, 5 and 7 in group 1
+  const std::vector<std::int32_t> ids_TK = {
+      5, 7,  0,   // group 1
+      7, 6,  4,   // both: first in group 0
+      1, 2,  -1,  // not there
+      4, -1, 6,   // group 0
+  };
+  std::vector<std::int32_t> counts_SG(4, -1);
+  count_crossing_tokens(routing, ids_TK, counts_SG.data());
+  EXPECT_EQ(counts_SG, (std::vector<std::int32_t>{2, 0, 2, 1}));
+  std::vector<std::int32_t> tokens(4);
+  tokens.resize(list_crossing_tokens(routing, 1, ids_TK, tokens.data()));
+  EXPECT_EQ(tokens, (std::vector<std::int32_t>{1, 3, 0}));
+  std::vector<std::int32_t> slots(12);
+  slots.resize(list_slots_of_host(routing, 1, ids_TK.data(), tokens.data(), 3, slots.data()));
+  EXPECT_EQ(slots, (std::vector<std::int32_t>{4, 5, 9, 11, 3, 0, 1}));
+  const std::vector<std::int32_t> counts_E = {1, 1, 1, 0, 2, 1, 2, 2};
+  EXPECT_EQ(slots_of_group(routing, 1, 0, counts_E.data()), 4);
+  EXPECT_EQ(slots_of_group(routing, 1, 1, counts_E.data()), 3);
+}
+
+TEST(Crossing, GroupsCoverARanksExperts) {
+  for (const std::int32_t experts : {1, 2, 3, 5, 8, 13}) {
+    for (std::int32_t groups = 1; groups <= experts; ++groups) {
+      const HostRouting routing{{2, 2 * experts, 1}, 1, groups};
+      for (std::int32_t expert = 0; expert < 2 * experts; ++expert) {
+        const std::int32_t group = routing.group_of_expert(expert);
+        EXPECT_GE(expert % experts, routing.group_begin(group));
+        EXPECT_LT(expert % experts, routing.group_begin(group + 1));
+      }
+      EXPECT_EQ(routing.group_begin(groups), experts);
+    }
+  }
 }
 
 TEST(Crossing, IdsThatAreNoExpertsNeedNoHost) {

@@ -1,7 +1,7 @@
 #include "cpu/backend.h"
 
-#include <cstring>
-#include <string>
+#include <algorithm>
+#include <span>
 
 #include "cpu/exchange.h"
 
@@ -32,10 +32,7 @@ CpuBackend::CpuBackend(const LayerConfig& config, Workspace::Impl& workspace)
       buffers_(make_buffers(dims_, group_.topology(), *workspace.symmetric, memory_.local.get(),
                             group_.rank())),
       layer_number_(workspace.num_layers_built++),
-      counts_E_(config.shape.num_experts),
-      crossing_S_(relay_.num_hosts()),
-      entry_(sizeof(CallHeader) + (counts_E_.size() + crossing_S_.size()) * sizeof(std::int32_t)),
-      entries_R_(entry_.size() * group_.size()) {}
+      entry_(group_, config.shape.num_experts + relay_.num_hosts()) {}
 
 std::unique_ptr<CallState> CpuBackend::new_call_state() const {
   return std::make_unique<CpuCallState>(dims_, relay_.num_hosts(),
@@ -49,67 +46,16 @@ StageContext CpuBackend::stage_context() {
 
 void CpuBackend::barrier(const char* what) { group_.barrier(what, config_.inner_deadline_s); }
 
-/// Exchanges headers and counts. Also separates calls: a rank comes here only after it has read
-/// everything that its peers staged for the call before.
-void CpuBackend::enter(const CallHeader& mine) {
-  std::memcpy(entry_.data(), &mine, sizeof(mine));
-  std::byte* const counts = entry_.data() + sizeof(mine);
-  std::memcpy(counts, counts_E_.data(), counts_E_.size() * sizeof(std::int32_t));
-  std::memcpy(counts + counts_E_.size() * sizeof(std::int32_t), crossing_S_.data(),
-              crossing_S_.size() * sizeof(std::int32_t));
-  const char* what = mine.kind == CallKind::forward ? "the entry into MoeLayer::forward"
-                                                    : "the entry into MoeLayer::backward";
-  group_.all_gather(entry_.data(), entries_R_.data(), entry_.size(), what,
-                    config_.entry_deadline_s);
-  check_headers();
-}
-
-void CpuBackend::check_headers() {
-  const auto header_of = [&](int rank) {
-    CallHeader header;
-    std::memcpy(&header, entries_R_.data() + rank * entry_.size(), sizeof(header));
-    return header;
-  };
-  const auto text = [](const CallHeader& header) {
-    std::string call = header.kind == CallKind::forward
-                           ? "forward"
-                           : "backward of call " + std::to_string(header.forward_number);
-    return call + " of layer " + std::to_string(header.layer_number);
-  };
-  for (int rank = 0; rank < group_.size(); ++rank) {
-    throw_if_failed(header_of(rank).outcome, rank, group_.rank());
-  }
-  const CallHeader first = header_of(0);
-  for (int rank = 1; rank < group_.size(); ++rank) {
-    const CallHeader other = header_of(rank);
-    if (other.workspace_id != first.workspace_id) {
-      throw Error(ErrorCode::config_mismatch, "ranks make different calls: rank 0 " + text(first) +
-                                                  ", rank " + std::to_string(rank) + " " +
-                                                  text(other) + " of another workspace");
-    }
-    if (other.kind != first.kind || other.layer_number != first.layer_number ||
-        other.forward_number != first.forward_number) {
-      throw Error(ErrorCode::config_mismatch, "ranks make different calls: rank 0 " + text(first) +
-                                                  ", rank " + std::to_string(rank) + " " +
-                                                  text(other));
-    }
-  }
-}
-
 /// Copies ids and weights into the state and counts the slots of every expert.
 void CpuBackend::read_routing(CpuCallState& state, const ForwardInput& input,
                               std::int64_t num_tokens) {
   const auto* ids = static_cast<const std::int32_t*>(input.expert_ids.data);
   const auto* weights = static_cast<const float*>(input.weights.data);
   const std::int64_t top_k = dims_.routing.top_k;
-  const IdFault fault =
-      count_slots(dims_.routing, ids, num_tokens, input.expert_ids.strides[0], counts_E_.data());
-  if (fault.found()) {
-    throw Error(ErrorCode::expert_id_out_of_range,
-                "expert_ids[" + std::to_string(fault.token) + ", " + std::to_string(fault.slot) +
-                    "] is " + std::to_string(fault.value) + ", must be -1 or from 0 to " +
-                    std::to_string(dims_.routing.num_experts - 1));
-  }
+  const std::span<std::int32_t> counts = entry_.counts();
+  throw_if_found(
+      count_slots(dims_.routing, ids, num_tokens, input.expert_ids.strides[0], counts.data()),
+      dims_.routing);
   state.num_tokens = num_tokens;
   for (std::int64_t token = 0; token < num_tokens; ++token) {
     std::copy_n(ids + token * input.expert_ids.strides[0], top_k,
@@ -118,27 +64,20 @@ void CpuBackend::read_routing(CpuCallState& state, const ForwardInput& input,
                 state.weights_TK.data() + token * top_k);
   }
   relay_.count_tokens({state.ids_TK.data(), static_cast<std::size_t>(num_tokens * top_k)},
-                      crossing_S_.data());
+                      counts.data() + dims_.routing.num_experts);
 }
 
 /// From everybody's counts: capacity, then the offsets of this rank's experts.
 void CpuBackend::plan_rows(CpuCallState& state) {
-  const std::size_t counts_bytes = counts_E_.size() * sizeof(std::int32_t);
+  const std::size_t num_experts = dims_.routing.num_experts;
+  const std::size_t num_hosts = relay_.num_hosts();
   for (int rank = 0; rank < group_.size(); ++rank) {
-    const std::byte* counts = entries_R_.data() + rank * entry_.size() + sizeof(CallHeader);
-    std::memcpy(state.counts_RE.data() + rank * counts_E_.size(), counts, counts_bytes);
-    std::memcpy(state.crossing_RS.data() + rank * crossing_S_.size(), counts + counts_bytes,
-                crossing_S_.size() * sizeof(std::int32_t));
+    entry_.read_counts(rank, 0,
+                       std::span(state.counts_RE).subspan(rank * num_experts, num_experts));
+    entry_.read_counts(rank, num_experts,
+                       std::span(state.crossing_RS).subspan(rank * num_hosts, num_hosts));
   }
-  for (int rank = 0; rank < group_.size(); ++rank) {
-    const std::int64_t need = rows_received(dims_.routing, state.counts_RE.data(), rank);
-    if (need > dims_.row_capacity) {
-      throw Error(ErrorCode::capacity_exceeded,
-                  "rank " + std::to_string(rank) + " would receive " + std::to_string(need) +
-                      " rows; its capacity is " + std::to_string(dims_.row_capacity) +
-                      " (LayerConfig::row_capacity)");
-    }
-  }
+  check_row_capacity(dims_, state.counts_RE.data());
   expert_offsets(dims_.routing, state.counts_RE.data(), group_.rank(), kRowAlignment,
                  state.expert_begin.data());
   const std::int32_t first = dims_.routing.first_expert_of(group_.rank());
@@ -151,13 +90,13 @@ void CpuBackend::forward(std::unique_ptr<CallState>& call_state, const ForwardIn
                          const ForwardOutput& output, Stream /*stream*/) {
   const Occupied occupied(workspace_.in_use);
   CallHeader header{CallKind::forward, workspace_.group_id, layer_number_, -1, {}};
-  std::fill(counts_E_.begin(), counts_E_.end(), 0);
+  std::ranges::fill(entry_.counts(), 0);
   header.outcome = outcome_of([&] {
     const std::int64_t num_tokens = validate_forward(expected_, input, output);
     if (call_state == nullptr) call_state = new_call_state();
     read_routing(static_cast<CpuCallState&>(*call_state), input, num_tokens);
   });
-  enter(header);
+  entry_.exchange(header, config_.entry_deadline_s);
   auto& state = static_cast<CpuCallState&>(*call_state);
   plan_rows(state);
   state.call_number = workspace_.num_calls++;
@@ -193,7 +132,7 @@ void CpuBackend::backward(const CallState* call_state, const BackwardInput& inpu
     }
     validate_backward(expected_, own_state->num_tokens, input, output);
   });
-  enter(header);
+  entry_.exchange(header, config_.entry_deadline_s);
   const CpuCallState& state = *own_state;
 
   or_abort(group_, [&] {

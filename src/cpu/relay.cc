@@ -49,8 +49,10 @@ void Relay::list_tokens(const CpuCallState& state) {
   const std::span<const std::int32_t> ids_TK(state.ids_TK.data(),
                                              state.num_tokens * routing_.dims.top_k);
   for (Peer& peer : peers_) {
-    list_crossing_tokens(routing_, peer.host, ids_TK, peer.sent_tokens_T);
-    peer.num_own_slots = list_slots_of_host(routing_, peer.host, ids_TK, peer.own_slots_TK);
+    const std::int32_t num_sent =
+        list_crossing_tokens(routing_, peer.host, ids_TK, peer.sent_tokens_T);
+    peer.num_own_slots = list_slots_of_host(routing_, peer.host, ids_TK.data(), peer.sent_tokens_T,
+                                            num_sent, peer.own_slots_TK);
   }
 }
 
@@ -85,7 +87,9 @@ void Relay::publish(const StageContext& stage, const CpuCallState& state, PlanSc
     const std::int64_t num_tokens = num_crossing(state, num_hosts(), peer.rank, own_host);
     const std::span<std::int32_t> ids_TK(peer.relayed_ids_TK, num_tokens * routing_.dims.top_k);
     keep_slots_of_host(routing_, own_host, ids_TK);
-    peer.num_relayed_slots = list_slots_of_host(routing_, own_host, ids_TK, peer.relayed_slots_TK);
+    peer.num_relayed_slots =
+        list_slots_of_host(routing_, own_host, ids_TK.data(), nullptr,
+                           static_cast<std::int32_t>(num_tokens), peer.relayed_slots_TK);
     build_pull_lists(routing_.dims, state.counts_RE.data(), peer.rank, ids_TK, kRowAlignment,
                      scratch, stage.buffers.symmetric_R[peer.rank].pull_lists);
   }
