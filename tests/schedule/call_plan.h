@@ -12,10 +12,17 @@
 
 namespace megamoe::checker {
 
+/// Of which rows a backward call has g and u.
+enum class Kept {
+  nothing,  ///< gate_up runs again, and pulls x and dy
+  some,     ///< p pulls dy and x; that gate_up runs again for the others is left out
+  all       ///< p pulls dy, the weight gradients pull x
+};
+
 struct CallSpec {
   bool backward = false;
-  bool saved = false;              ///< a backward call that has g and u: p pulls, dy first
-  std::uint32_t forward_call = 0;  ///< the forward call of a backward call
+  Kept kept = Kept::nothing;
+  std::uint32_t forward_call = 0;              ///< the forward call of a backward call
   std::vector<std::vector<std::int32_t>> ids;  ///< [R][T * K]; a backward call has those of its
                                                ///< forward call
   std::int32_t bad_rank = -1;                  ///< has an id out of range: the call fails

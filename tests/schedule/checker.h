@@ -28,10 +28,13 @@
 //            the reader knows of it;
 //          - in global memory: the reader has fenced since it came to know of the write, unless it
 //            is a kernel's end that told it (same rank), or the same CTA's copies wrote it.
-//        A write needs: the last write and all reads since are known; the tag is new. An agent
-//        needs, at its end: its bulk stores are complete. A parity wait needs: it ends in the phase
-//        that was meant. The model asks for both fences where PTX would be content with one,
-//        because the protocol has both.
+//          Of the slots, which peers fill by ordinary stores, the reader's fence is enough.
+//        A write needs: the last write and all reads since are known; the tag is new; where a copy
+//        fills shared memory that its agent has read by ordinary loads: a fence in between. An
+//        agent needs, at its end: its bulk stores are complete. A parity wait needs: it ends in the
+//        phase that was meant. A plain load of a counter needs: nobody takes from it in the same
+//        kernel. The model asks for both fences where PTX would be content with one, wherever the
+//        protocol has both.
 //
 // Order. Two ways (explore.h). At random: agents of different speeds take bursts of steps. Or all
 // of
@@ -39,7 +42,10 @@
 //        when they are taken, and on which nobody's outcome depends, are taken at once: data,
 //        fences, mbarriers, waits for a counter that only grows. What is left are takes from the
 //        list of pulls, additions to counters and looks at them (these matter within a rank, and
-//        one rank at a time is enough) and signals (these matter to all).
+//        one rank at a time is enough) and signals (these matter to all). Some steps an agent may
+//        leave to a later kernel, for a reason that the model does not have (its CTA is done): both
+//        are tried. Whether it will is decided at once, because nobody else learns of it; and of a
+//        rank that will stay until peers have signalled, its own steps come last.
 //
 // Faults. layer_model.h has a list of mistakes that can be built into the programs. Each must be
 //        found (faults_test.cc), and what is found is told with its last steps.

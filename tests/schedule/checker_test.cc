@@ -30,10 +30,10 @@ CallSpec forward(Ids ids, std::int32_t bad_rank = -1) {
   return call;
 }
 
-CallSpec backward_of(std::uint32_t forward_call, bool saved = false) {
+CallSpec backward_of(std::uint32_t forward_call, Kept kept = Kept::nothing) {
   CallSpec call;
   call.backward = true;
-  call.saved = saved;
+  call.kept = kept;
   call.forward_call = forward_call;
   return call;
 }
@@ -89,7 +89,18 @@ INSTANTIATE_TEST_SUITE_P(
             Small{"OneRankManyTiles", {1, 2, 1}, {forward({{0, 1}})}, 2, 2, 3},
             Small{"TwoRanks", {2, 2, 1}, {forward({{0, 1}, {0, 1}}), backward_of(0)}},
             Small{"TwoExpertsEach", {2, 4, 2}, {forward({{0, 2}, {3, 0}})}, 2, 2, 2},
-            Small{"TwoRanksSaved", {2, 2, 1}, {forward({{0, 1}, {0, 1}}), backward_of(0, true)}},
+            Small{
+                "TwoRanksKept", {2, 2, 1}, {forward({{0, 1}, {0, 1}}), backward_of(0, Kept::all)}},
+            Small{"OneRankKept",
+                  {1, 2, 2},
+                  {forward({{0, 1, 1, -1}}), backward_of(0, Kept::all), backward_of(0, Kept::all)},
+                  2},
+            Small{"TwoRanksKeptSome",
+                  {2, 2, 1},
+                  {forward({{0, 1}, {0, 1}}), backward_of(0, Kept::some)}},
+            Small{"KeptTwice",
+                  {2, 2, 1},
+                  {forward({{0}, {0}}), backward_of(0, Kept::all), backward_of(0, Kept::all)}},
             Small{"NoTokensOnARank", {2, 2, 1}, {forward({{0, 1, 1}, {}}), backward_of(0)}},
             Small{"NothingAtAll", {2, 2, 1}, {forward({{}, {-1}}), backward_of(0)}},
             Small{"AllToOneExpert", {2, 2, 2}, {forward({{1, 1, 1, 1}, {1, -1}})}},
@@ -102,14 +113,16 @@ INSTANTIATE_TEST_SUITE_P(
                    forward({{1}, {0}}), backward_of(1), backward_of(3)}},
             Small{"ALateRank",
                   {2, 2, 1},
-                  {forward({{0}, {1}}), forward({{1}, {0}}), backward_of(0), forward({{1}, {0}})},
+                  {forward({{0}, {1}}), forward({{1}, {0}}), backward_of(0, Kept::all),
+                   forward({{1}, {0}})},
                   1,
                   1,
                   1,
                   true},
             Small{"TwoForwardsInFlight",
                   {2, 2, 1},
-                  {forward({{0}, {1}}), forward({{1}, {0}}), backward_of(1), backward_of(0)}}),
+                  {forward({{0}, {1}}), forward({{1}, {0}}), backward_of(1),
+                   backward_of(0, Kept::all)}}),
         testing::Bool(), testing::Values(Shared::rows, Shared::channels)),
     [](const auto& param) {
       return std::string(std::get<0>(param.param).name) +
@@ -156,7 +169,8 @@ Model random_model(std::uint32_t max_ranks, std::uint32_t max_ctas, std::uint32_
   std::vector<std::uint32_t> forwards;
   for (std::uint32_t i = 0; i < 2 + random() % 3; ++i) {
     if (!forwards.empty() && random() % 2 == 0) {
-      calls.push_back(backward_of(forwards[random() % forwards.size()], random() % 2 == 0));
+      const Kept kept = static_cast<Kept>(random() % 3);
+      calls.push_back(backward_of(forwards[random() % forwards.size()], kept));
       continue;
     }
     forwards.push_back(static_cast<std::uint32_t>(calls.size()));
@@ -201,7 +215,9 @@ TEST(Random, SixtyFourRanksOf132Ctas) {
     std::vector<std::uint32_t> num_tokens;
     for (int rank = 0; rank < kRanks; ++rank) num_tokens.push_back(random() % 32);
     std::vector<CallSpec> calls = {forward(random_ids(shape.dims, num_tokens, random))};
-    if (seed % 3 == 1) calls.push_back(backward_of(0, seed % 2 == 0));
+    if (seed % 3 == 1) {
+      calls.push_back(backward_of(0, seed % 2 == 0 ? Kept::all : Kept::nothing));
+    }
     const Finding finding = run_at_random(model_of(shape, calls), seed);
     std::printf("%llu steps\n", static_cast<unsigned long long>(finding.num_steps));
     ASSERT_TRUE(finding.ok()) << "seed " << seed << ": " << finding.what << "\n" << finding.history;

@@ -39,6 +39,8 @@ class RandomRun {
       : model_(*model), machine_(LayerModel::start(model)), random_(seed) {
     longest_burst_ = 1U << (random_() % 7);
     slow_one_in_ = 1 + random_() % 6;
+    // From hardly anybody who stays to hardly anybody who leaves.
+    leaves_one_in_ = 1U << (1 + random_() % 12);
   }
 
   Finding run(bool with_history) {
@@ -74,7 +76,7 @@ class RandomRun {
         if (burst({rank, agent}, finding, history)) return true;
       }
     }
-    return false;
+    return leave_any(history);
   }
 
   [[nodiscard]] bool is_slow(AgentId id) const {
@@ -85,6 +87,10 @@ class RandomRun {
     if (machine_.may_give_up(id) && random_() % 16 == 0) {
       if (history != nullptr) history->add(machine_.describe_step(id) + ": gives up");
       machine_.give_up(id);
+      return true;
+    }
+    if (machine_.may_leave(id) && random_() % leaves_one_in_ == 0) {
+      leave(id, history);
       return true;
     }
     const std::uint64_t length = 1 + random_() % longest_burst_;
@@ -99,11 +105,30 @@ class RandomRun {
     return finding.num_steps > first;
   }
 
+  void leave(AgentId id, History* history) {
+    if (history != nullptr) history->add(machine_.describe_step(id) + ": leaves it");
+    machine_.leave(id);
+  }
+
+  /// Where nobody else can go on.
+  bool leave_any(History* history) {
+    for (std::uint32_t rank = 0; rank < machine_.num_ranks(); ++rank) {
+      if (machine_.rank_has_ended(rank)) continue;
+      for (std::uint32_t agent = 0; agent < machine_.num_agents(rank); ++agent) {
+        if (!machine_.may_leave({rank, agent})) continue;
+        leave({rank, agent}, history);
+        return true;
+      }
+    }
+    return false;
+  }
+
   const LayerModel& model_;
   Machine machine_;
   std::mt19937 random_;
   std::uint64_t longest_burst_ = 1;
   std::uint32_t slow_one_in_ = 1;
+  std::uint32_t leaves_one_in_ = 1;
 };
 
 struct FingerprintHash {
@@ -131,10 +156,24 @@ class Search {
   }
 
  private:
+  enum class Way { steps, gives_up, leaves, stays };
   struct Choice {
     AgentId id;
-    bool gives_up = false;
+    Way way = Way::steps;
   };
+
+  static const char* describe(Way way) {
+    switch (way) {
+      case Way::gives_up:
+        return ": gives up";
+      case Way::leaves:
+        return ": leaves it";
+      case Way::stays:
+        return ": stays";
+      default:
+        return "";
+    }
+  }
 
   void visit(Machine machine) {
     go_on_freely(machine, nullptr);
@@ -157,10 +196,19 @@ class Search {
 
   void take(Machine& machine, const Choice& choice) {
     ++finding_.num_steps;
-    if (choice.gives_up) {
-      machine.give_up(choice.id);
-    } else {
-      machine.step(choice.id);
+    switch (choice.way) {
+      case Way::steps:
+        machine.step(choice.id);
+        break;
+      case Way::gives_up:
+        machine.give_up(choice.id);
+        break;
+      case Way::leaves:
+        machine.leave(choice.id);
+        break;
+      case Way::stays:
+        machine.stay(choice.id);
+        break;
     }
   }
 
@@ -183,21 +231,66 @@ class Search {
     }
   }
 
-  /// With reduction: the steps of one rank, if they matter to that rank alone; else everybody's.
+  /// What a rank could do next.
+  struct OfRank {
+    std::vector<Choice> all;
+    std::vector<Choice> inner;    ///< what matters to the rank alone
+    std::vector<Choice> leavers;  ///< who stays, and could still leave
+    std::vector<Choice> decision;
+  };
+  [[nodiscard]] static OfRank choices_of(const Machine& machine, std::uint32_t rank) {
+    OfRank choices;
+    for (std::uint32_t agent = 0; agent < machine.num_agents(rank); ++agent) {
+      const AgentId id{rank, agent};
+      const Machine::Step step = machine.next_step(id);
+      if (machine.may_give_up(id)) choices.all.push_back({id, Way::gives_up});
+      if (machine.may_leave(id)) {
+        if (!machine.stays(id)) {
+          choices.decision = {{id, Way::leaves}, {id, Way::stays}};
+          return choices;
+        }
+        choices.leavers.push_back({id, Way::leaves});
+      }
+      if (step == Machine::Step::none) continue;
+      choices.all.push_back({id, Way::steps});
+      if (step == Machine::Step::of_rank) choices.inner.push_back({id, Way::steps});
+    }
+    return choices;
+  }
+
+  /// With reduction: the steps of one rank, if they matter to that rank alone; else everybody's. A
+  /// rank that is held can do nothing that matters to others, so it comes last. Before anything
+  /// else, whether an agent leaves what it may leave.
   [[nodiscard]] std::vector<Choice> choices_of(const Machine& machine) const {
     std::vector<Choice> all;
+    std::vector<Choice> of_held;
+    std::vector<Choice> leavers;
+    bool anybody_steps = false;
     for (std::uint32_t rank = 0; rank < machine.num_ranks(); ++rank) {
-      std::vector<Choice> of_rank;
-      for (std::uint32_t agent = 0; agent < machine.num_agents(rank); ++agent) {
-        const AgentId id{rank, agent};
-        const Machine::Step step = machine.next_step(id);
-        if (machine.may_give_up(id)) all.push_back({id, true});
-        if (step == Machine::Step::none) continue;
-        all.push_back({id, false});
-        if (step == Machine::Step::of_rank) of_rank.push_back({id, false});
+      if (machine.rank_has_ended(rank)) continue;
+      const OfRank choices = choices_of(machine, rank);
+      if (!choices.decision.empty()) return choices.decision;
+      const bool is_held = reduction_ == Reduction::by_order && machine.is_held(rank);
+      if (reduction_ == Reduction::by_order && !is_held && !choices.inner.empty()) {
+        return choices.inner;
       }
-      if (reduction_ == Reduction::by_order && !of_rank.empty()) return of_rank;
+      leavers.insert(leavers.end(), choices.leavers.begin(), choices.leavers.end());
+      if (is_held) {
+        if (of_held.empty()) of_held = choices.inner;
+        continue;
+      }
+      for (const Choice& choice : choices.all) {
+        anybody_steps = anybody_steps || choice.way == Way::steps;
+        all.push_back(choice);
+      }
     }
+    if (anybody_steps) return all;
+    if (!of_held.empty()) {
+      all.insert(all.end(), of_held.begin(), of_held.end());
+      return all;
+    }
+    // What they stay for may never come.
+    all.insert(all.end(), leavers.begin(), leavers.end());
     return all;
   }
 
@@ -208,7 +301,7 @@ class Search {
     try {
       for (const Choice& choice : path_) {
         go_on_freely(machine, &history);
-        history.add(machine.describe_step(choice.id) + (choice.gives_up ? ": gives up" : ""));
+        history.add(machine.describe_step(choice.id) + describe(choice.way));
         take(machine, choice);
       }
       go_on_freely(machine, &history);

@@ -1,5 +1,5 @@
 // Builds the programs of one launch on one rank. Of layer_model.cc, small_kernels.cc,
-// product_kernels.cc and pull_agent.cc.
+// product_kernels.cc, plain_products.cc, weight_gradients.cc, pull_agent.cc and reductions.cc.
 #pragma once
 
 #include <functional>
@@ -24,11 +24,10 @@ class LayerModel::Builder {
  public:
   Builder(const LayerModel& model, std::uint32_t rank, Place place, const RankControl& control);
   Kernel build();
-  /// The pull warp's next steps.
-  void continue_pulls(std::uint32_t cta, Registers& registers, Program& steps) const;
-  [[nodiscard]] std::uint64_t output_tag(std::uint32_t token) const {
-    return tag(Tag::output, rank_, token);
-  }
+  /// The next steps of who decides as it goes.
+  void go_on(std::uint32_t cta, Does what, Registers& registers, Program& steps) const;
+  /// Every output of the rank, and what it must hold.
+  [[nodiscard]] std::vector<std::pair<DatumId, std::uint64_t>> results() const;
 
  private:
   using Launch = LayerModel::Launch;
@@ -65,8 +64,20 @@ class LayerModel::Builder {
   [[nodiscard]] std::uint32_t signal(std::uint32_t what, std::uint32_t at,
                                      std::uint32_t from) const;
   [[nodiscard]] std::uint32_t rows_arrived(std::uint32_t block) const;
-  [[nodiscard]] std::uint32_t next_pull() const { return own().first_counter; }
-  [[nodiscard]] std::uint32_t pulls_done() const { return own().first_counter + 1; }
+  [[nodiscard]] std::uint32_t counter(std::uint32_t number) const {
+    return own().first_counter + number;
+  }
+  /// Of the launch's own pulls.
+  [[nodiscard]] bool pulls_late() const {
+    return place_.launch == Launch::weight_gradients_beside_rows;
+  }
+  [[nodiscard]] std::uint32_t next_pull() const {
+    return counter(pulls_late() ? kNextPullOfX : kNextPull);
+  }
+  [[nodiscard]] std::uint32_t pulls_done() const {
+    return counter(pulls_late() ? kPullsOfXDone : kPullsDone);
+  }
+  [[nodiscard]] std::uint32_t num_passes() const;
 
   // What lies there.
   [[nodiscard]] std::uint64_t row_tag(Tag kind, std::uint32_t row, std::uint32_t h) const;
@@ -82,14 +93,42 @@ class LayerModel::Builder {
   void enter();
   void write_lists();
   void meet(std::uint32_t what, const char* name);
+  void announce();
+  void send_to_all(std::uint32_t what, Program& steps) const;
   void order_pulls();
   void order_on(std::uint32_t cta, Program& steps);
   void clear_pads(std::uint32_t cta, Program& steps) const;
   void pull_rows();
   void push_rows();
   void push_dweights();
+
+  // Reductions.
   void reduce();
+  void reduce_rest();
+  void reduce_part(std::uint32_t token, std::uint32_t h, Program& steps) const;
+  [[nodiscard]] std::vector<RowOrigin> filled_slots(std::uint32_t token) const;
+  void reduce_dweights(std::uint32_t token, Program& steps) const;
+  void reduce_beside(Program& steps) const;
+  void continue_rest(std::uint32_t cta, const Registers& registers, Program& steps) const;
+  void continue_reduction(std::uint32_t cta, Registers& registers, Program& steps) const;
+  void load_part(std::uint32_t cta, std::uint32_t token, std::uint32_t part, Registers& registers,
+                 Program& steps) const;
+  void add_part(std::uint32_t cta, std::uint32_t token, std::uint32_t part, std::uint32_t number,
+                Program& steps) const;
+
+  // Weight gradients.
+  struct GradientTile {
+    std::uint32_t expert = 0;
+    std::uint32_t job = 0;
+  };
+  [[nodiscard]] std::vector<GradientTile> gradient_tiles(std::uint32_t cta,
+                                                         std::uint32_t num_early_jobs) const;
   void weight_gradients();
+  void weight_gradients_beside_rows();
+  void gradient_tile(const GradientTile& tile, std::uint32_t cta, std::uint32_t number,
+                     Program& steps) const;
+  [[nodiscard]] DatumId gradient(const GradientTile& tile, std::uint32_t cta) const;
+  [[nodiscard]] std::uint64_t gradient_tag(const GradientTile& tile, std::uint32_t cta) const;
 
   // Products as rings of roles.
   using Tiles = std::vector<schedule::GroupedTile>;
@@ -124,6 +163,8 @@ class LayerModel::Builder {
   void outputs(const schedule::GroupedTile& tile, std::uint32_t warpgroup, std::uint32_t piece,
                std::vector<std::pair<DatumId, std::uint64_t>>& to) const;
 
+  void pull_role(Program& steps) const;
+  void continue_pulls(std::uint32_t cta, Registers& registers, Program& steps) const;
   /// Whether a pass of the pulls moves dy.
   [[nodiscard]] bool moves_dy(std::uint32_t pass) const {
     return (pass == 1) != (place_.launch == Launch::gradient_and_pull);
@@ -144,6 +185,9 @@ class LayerModel::Builder {
 inline Op op(OpKind kind, std::uint32_t object = 0, std::uint64_t tag = 0, std::uint32_t amount = 0,
              std::uint32_t other = 0) {
   return {kind, object, other, amount, tag};
+}
+inline Op ask_again(Does what) {
+  return op(OpKind::expand, 0, 0, static_cast<std::uint32_t>(what));
 }
 
 }  // namespace megamoe::checker

@@ -23,12 +23,19 @@ std::vector<LayerModel::Launch> LayerModel::launches_of(const CallSpec& call) co
   using enum Launch;
   std::vector<Launch> launches;
   if (shape_.overlap) {
-    launches = call.backward ? std::vector{stage,         enter,
-                                           write_lists,   meet_staged,
-                                           order_pulls,   gate_up_and_pull,
-                                           gradient,      dx_and_push,
-                                           push_dweights, weight_gradients,
-                                           meet_results,  reduce}
+    launches = call.backward ? std::vector{stage,
+                                           enter,
+                                           write_lists,
+                                           meet_staged,
+                                           order_pulls,
+                                           gate_up_and_pull,
+                                           gradient,
+                                           dx_and_push,
+                                           push_dweights,
+                                           announce,
+                                           weight_gradients_beside_rows,
+                                           meet_results,
+                                           reduce_rest}
                              : std::vector{stage,         enter,        write_lists,
                                            meet_staged,   order_pulls,  gate_up_and_pull,
                                            down_and_push, meet_results, reduce};
@@ -40,10 +47,17 @@ std::vector<LayerModel::Launch> LayerModel::launches_of(const CallSpec& call) co
                              : std::vector{stage,   enter, write_lists, meet_staged,  pull_rows,
                                            gate_up, down,  push_rows,   meet_results, reduce};
   }
-  if (call.saved && shape_.overlap) {
+  if (call.kept != Kept::nothing && shape_.overlap) {
     std::erase(launches, gate_up_and_pull);
     std::replace(launches.begin(), launches.end(), gradient, gradient_and_pull);
   }
+  swap_launches(launches);
+  return launches;
+}
+
+/// What is wrong with them where a fault is seeded.
+void LayerModel::swap_launches(std::vector<Launch>& launches) const {
+  using enum Launch;
   const auto swap = [&](Launch a, Launch b) {
     const auto first = std::find(launches.begin(), launches.end(), a);
     const auto second = std::find(launches.begin(), launches.end(), b);
@@ -63,10 +77,34 @@ std::vector<LayerModel::Launch> LayerModel::launches_of(const CallSpec& call) co
       std::erase(launches, meet_results);
       std::erase(launches, reduce);
       break;
+    case Fault::announced_before_push:  // dweights, whose absence is seen first, are there
+      swap(dx_and_push, push_dweights);
+      swap(dx_and_push, announce);
+      break;
+    case Fault::announced_before_dweights:
+      swap(push_dweights, announce);
+      break;
+    case Fault::announced_by_a_push_warp:
+      swap(dx_and_push, push_dweights);
+      std::erase(launches, announce);
+      break;
+    case Fault::rest_before_weight_gradients:
+      swap(weight_gradients_beside_rows, meet_results);
+      swap(weight_gradients_beside_rows, reduce_rest);
+      break;
+    case Fault::rest_forgotten:
+    case Fault::rest_beside_weight_gradients:
+      std::erase(launches, reduce_rest);
+      break;
+    case Fault::rest_before_meeting:
+      swap(meet_results, reduce_rest);
+      break;
+    case Fault::results_signal_before_weight_gradients:
+      swap(weight_gradients_beside_rows, meet_results);
+      break;
     default:
       break;
   }
-  return launches;
 }
 
 std::optional<LayerModel::Place> LayerModel::place_of(std::uint32_t index) const {
@@ -84,9 +122,9 @@ std::shared_ptr<const Kernel> LayerModel::kernel(std::uint32_t rank, std::uint32
   return std::make_shared<const Kernel>(Builder(*this, rank, *place, control).build());
 }
 
-void LayerModel::expand(std::uint32_t rank, std::uint32_t index, std::uint32_t cta,
+void LayerModel::expand(std::uint32_t rank, std::uint32_t index, std::uint32_t cta, Does what,
                         Registers& registers, Program& steps) const {
-  Builder(*this, rank, *place_of(index), {}).continue_pulls(cta, registers, steps);
+  Builder(*this, rank, *place_of(index), {}).go_on(cta, what, registers, steps);
 }
 
 void LayerModel::measure() {
@@ -113,7 +151,7 @@ void LayerModel::add_arrays() {
   hardware_.shared_per_cta = kSharedData;
   hardware_.barriers.resize(std::size_t{num_ranks} * shape_.num_ctas * kBarriers);
   hardware_.deadlines_may_expire = shape_.deadlines_may_expire;
-  hardware_.signals.resize(std::size_t{3} * num_ranks * num_ranks);
+  hardware_.signals.resize(std::size_t{4} * num_ranks * num_ranks);
   for (std::uint32_t rank = 0; rank < num_ranks; ++rank) {
     const auto global = [&](const char* name, std::uint32_t count) {
       return hardware_.memory.add_array(name, Space::global, rank, count);
@@ -135,19 +173,22 @@ void LayerModel::add_arrays() {
     arrays.pad_x = global("pads of x", num_units);
     arrays.pad_dy = global("pads of dy", num_units);
     arrays.inner = global("inner rows", num_units * shape_.num_i_tiles * 2 * kPlanes);
-    arrays.slots_TKhb = global("slots", max_tokens_ * top_k * num_h * kPieces);
+    // Pushed by ordinary stores to another GPU; only who sums them through copies fences.
+    arrays.slots_TKhb = hardware_.memory.add_array(
+        "slots", Space::global, rank, max_tokens_ * top_k * num_h * kPieces, Fences::reader);
     arrays.slot_dweights_TK = global("slots of dw", max_tokens_ * top_k);
-    arrays.output_T = global("outputs", max_tokens_);
-    arrays.gradient_e =
-        global("weight gradients", static_cast<std::uint32_t>(shape_.dims.experts_per_rank()));
+    arrays.output_Th = global("outputs", max_tokens_ * num_h);
+    arrays.output_dweights_T = global("outputs of dw", max_tokens_);
+    arrays.gradient_eJ = global(
+        "weight gradients", static_cast<std::uint32_t>(shape_.dims.experts_per_rank()) * kJobs * 2);
     arrays.shared = hardware_.memory.add_array("shared memory", Space::shared, rank,
                                                shape_.num_ctas * kSharedData);
     hardware_.shared_R.push_back(arrays.shared);
     arrays.first_counter = static_cast<std::uint32_t>(hardware_.counters.size());
     Counter counter;
     counter.rank = rank;
-    hardware_.counters.resize(hardware_.counters.size() + 2 + max_rows_ / schedule::kRowsPerBlock,
-                              counter);
+    hardware_.counters.resize(
+        hardware_.counters.size() + kRowsArrived + max_rows_ / schedule::kRowsPerBlock, counter);
     arrays_.push_back(arrays);
   }
 }
@@ -170,11 +211,9 @@ void LayerModel::check_outputs(const Machine& machine) const {
   for (std::uint32_t rank = 0; rank < hardware_.num_ranks; ++rank) {
     if (machine.control(rank).failed_for_good) continue;
     const Builder builder(*this, rank, {last - 1, Launch::reduce}, {});
-    for (std::uint32_t token = 0; token < plans_[last - 1].num_tokens_R[rank]; ++token) {
-      if (machine.memory().tag(arrays_[rank].output_T + token) == builder.output_tag(token))
-        continue;
-      throw Violation("the last call leaves output of token " + std::to_string(token) +
-                      " of rank " + std::to_string(rank) + " unwritten");
+    for (const auto& [datum, tag] : builder.results()) {
+      if (machine.memory().tag(datum) == tag) continue;
+      throw Violation("the last call leaves " + machine.memory().describe(datum) + " unwritten");
     }
   }
 }

@@ -59,6 +59,26 @@ enum class Fault {
   failed_rank_tells,
   // Who may wait for whom.
   pulls_bound_to_ctas,
+  // Rows beside the weight gradients: what dx is summed from,
+  announced_before_push,
+  announced_before_dweights,
+  announced_by_a_push_warp,
+  reduce_without_reader_fence,
+  reduce_buffer_without_wait,
+  reduce_buffer_without_fence,
+  reduce_buffer_refilled_early,
+  // which tokens are left,
+  rest_forgotten,
+  rest_from_zero,
+  rest_before_weight_gradients,
+  rest_beside_weight_gradients,
+  rest_before_meeting,
+  reduced_not_started_again,
+  // and x.
+  x_not_awaited,
+  x_awaited_without_fence,
+  x_pulls_not_started_again,
+  results_signal_before_weight_gradients,
 };
 
 struct LayerShape {
@@ -81,12 +101,12 @@ class LayerModel : public KernelSource {
 
   std::shared_ptr<const Kernel> kernel(std::uint32_t rank, std::uint32_t index,
                                        const RankControl& control) const override;
-  void expand(std::uint32_t rank, std::uint32_t index, std::uint32_t cta, Registers& registers,
-              Program& steps) const override;
+  void expand(std::uint32_t rank, std::uint32_t index, std::uint32_t cta, Does what,
+              Registers& registers, Program& steps) const override;
 
   /// A machine before the first call.
   static Machine start(const std::shared_ptr<const LayerModel>& model);
-  /// Throws Violation unless every call that may succeed has written every output.
+  /// Throws Violation unless the last call that may succeed has written every output.
   void check_outputs(const Machine& machine) const;
 
  private:
@@ -104,6 +124,9 @@ class LayerModel : public KernelSource {
     gradient_and_pull,
     dx_and_push,
     push_dweights,
+    announce,
+    weight_gradients_beside_rows,
+    reduce_rest,
     weight_gradients,
     pull_rows,
     gate_up,
@@ -129,6 +152,7 @@ class LayerModel : public KernelSource {
     slot,
     slot_dweight,
     output,
+    output_dweight,
     gradient,
     shared,
     o_row,
@@ -141,8 +165,10 @@ class LayerModel : public KernelSource {
     DatumId plan_of_call, order_P, origin_C, progress;
     DatumId x_Ch, dy_Ch, pad_x, pad_dy;  ///< pads: one for each unit of rows
     DatumId inner;                       ///< [units][columns][planes]
-    DatumId slots_TKhb, slot_dweights_TK, output_T, gradient_e;
-    DatumId shared;  ///< [CTAs][kSharedData]
+    DatumId slots_TKhb, slot_dweights_TK;
+    DatumId output_Th, output_dweights_T;
+    DatumId gradient_eJ;  ///< of each job, two CTAs' halves
+    DatumId shared;       ///< [CTAs][kSharedData]
     std::uint32_t first_counter;
   };
   /// Shared memory of a CTA, and its barriers.
@@ -153,12 +179,26 @@ class LayerModel : public KernelSource {
   static constexpr std::uint32_t kSharedData = kSlotAt + 2;
   static constexpr std::uint32_t kStageFilled = 0;
   static constexpr std::uint32_t kChunkArrived = 3;
-  static constexpr std::uint32_t kStageFree = 5;
-  static constexpr std::uint32_t kSlotFilled = 8;
-  static constexpr std::uint32_t kSlotGranted = 10;  ///< [warpgroup][slot]
-  static constexpr std::uint32_t kBarriers = 14;
+  static constexpr std::uint32_t kSlotsArrived = 5;
+  static constexpr std::uint32_t kStageFree = 7;  ///< loads complete on those before
+  static constexpr std::uint32_t kSlotFilled = 10;
+  static constexpr std::uint32_t kSlotGranted = 12;  ///< [warpgroup][slot]
+  static constexpr std::uint32_t kBarriers = 16;
+  // Signals: device::Signal.
+  static constexpr std::uint32_t kEntered = 0;
+  static constexpr std::uint32_t kRowsStaged = 1;
+  static constexpr std::uint32_t kGradientsSent = 2;
+  static constexpr std::uint32_t kResultsSent = 3;
   static constexpr std::uint32_t kPlanes = 3;  ///< of inner rows: a or wa; g or dg; u or du
   static constexpr std::uint32_t kPieces = 4;  ///< of an h block
+  static constexpr std::uint32_t kJobs = 3;    ///< of the weight gradients: down, up, gate
+  /// Of a rank's counters, by number: rows that have arrived come behind them.
+  static constexpr std::uint32_t kNextPull = 0;
+  static constexpr std::uint32_t kPullsDone = 1;
+  static constexpr std::uint32_t kNextPullOfX = 2;  ///< by the weight gradients
+  static constexpr std::uint32_t kPullsOfXDone = 3;
+  static constexpr std::uint32_t kNumReduced = 4;
+  static constexpr std::uint32_t kRowsArrived = 5;
 
   /// One launch: everything that builds its agents' programs.
   class Builder;
@@ -171,6 +211,7 @@ class LayerModel : public KernelSource {
   };
   [[nodiscard]] std::optional<Place> place_of(std::uint32_t index) const;
   [[nodiscard]] std::vector<Launch> launches_of(const CallSpec& call) const;
+  void swap_launches(std::vector<Launch>& launches) const;
   [[nodiscard]] const CallSpec& ids_call(std::uint32_t call) const;
   void measure();
   void add_arrays();

@@ -4,13 +4,6 @@
 #include <utility>
 
 namespace megamoe::checker {
-namespace {
-
-constexpr std::uint32_t kClusterSize = 2;
-
-bool waits_for_peer(const Op& op) { return op.kind == OpKind::await_signal; }
-
-}  // namespace
 
 Machine::Machine(Hardware hardware, std::shared_ptr<const KernelSource> source)
     : hardware_(std::move(hardware)), source_(std::move(source)), ranks_(hardware_.num_ranks) {
@@ -98,66 +91,22 @@ const Op* Machine::next_op(const Agent& agent) const {
   return nullptr;
 }
 
-bool Machine::has_seen(const Agent& agent, std::uint32_t look) const {
-  return agent.registers.saw_all || (agent.registers.looks >> look & 1U) != 0;
-}
-
-bool Machine::can_go_on(const Rank& rank, const Agent& agent, const Op& op) const {
-  switch (op.kind) {
-    case OpKind::await_barrier:
-      // As the parity does: the phase under way and the one after it look alike.
-      return (hardware_.barriers[op.object].phase + op.amount) % 2 == 0;
-    case OpKind::await_counter:
-      return has_seen(agent, op.other) || hardware_.counters[op.object].value >= op.amount ||
-             rank.control.call_failed;
-    case OpKind::await_signal:
-      return hardware_.signals[op.object].epoch >= op.amount || rank.control.call_failed;
-    default:
-      return true;
-  }
-}
-
-Machine::Step Machine::next_step(AgentId id) const {
-  const Rank& rank = ranks_[id.rank];
-  const Agent& agent = rank.agents[id.agent];
-  if (agent.has_ended || agent.cta / kClusterSize >= rank.num_admitted) return Step::none;
-  const Op* op = next_op(agent);
-  if (op == nullptr) return Step::free;
-  if (!can_go_on(rank, agent, *op)) return Step::none;
-  switch (op->kind) {
-    case OpKind::add:
-    case OpKind::look:
-    case OpKind::look_at_all:
-    case OpKind::take:
-      return Step::of_rank;
-    case OpKind::send_signal:
-    case OpKind::await_signal:
-      return Step::of_all;
-    default:
-      return Step::free;
-  }
-}
-
-bool Machine::may_give_up(AgentId id) const {
-  if (!hardware_.deadlines_may_expire) return false;
-  const Agent& agent = ranks_[id.rank].agents[id.agent];
-  if (agent.has_ended) return false;
-  const Op* op = next_op(agent);
-  return op != nullptr && waits_for_peer(*op) && !ranks_[id.rank].control.call_failed &&
-         hardware_.signals[op->object].epoch < op->amount;
-}
-
-void Machine::give_up(AgentId id) {
-  ranks_[id.rank].control.call_failed = true;
-  ranks_[id.rank].control.failed_for_good = true;
-}
-
 Stamp Machine::stamp(AgentId id, std::uint32_t timeline, std::uint32_t time) const {
   return {id.rank, ranks_[id.rank].kernel_idx, id.agent * kTimelinesAnAgent + timeline, time};
 }
 
 Access Machine::access(std::uint32_t rank, const Agent& agent) const {
-  return {rank * hardware_.ctas_per_rank + agent.cta, rank, &agent.seen, &agent.fenced};
+  return {rank * hardware_.ctas_per_rank + agent.cta, rank, &agent.seen, &agent.fenced,
+          agent.shared_fence_time};
+}
+
+void Machine::go_on(Agent& agent) {
+  agent.stays = false;
+  if (agent.next_more < agent.more.size()) {
+    ++agent.next_more;
+  } else {
+    ++agent.next;
+  }
 }
 
 void Machine::step(AgentId id) {
@@ -168,15 +117,12 @@ void Machine::step(AgentId id) {
     return;
   }
   const Op op = *next;
-  if (agent.next_more < agent.more.size()) {
-    ++agent.next_more;
-  } else {
-    ++agent.next;
-  }
+  go_on(agent);
   if (op.kind == OpKind::expand) {
     agent.more.clear();
     agent.next_more = 0;
-    source_->expand(id.rank, ranks_[id.rank].kernel_idx, agent.cta, agent.registers, agent.more);
+    source_->expand(id.rank, ranks_[id.rank].kernel_idx, agent.cta, static_cast<Does>(op.amount),
+                    agent.registers, agent.more);
     return;
   }
   execute(id, agent, op);
@@ -239,12 +185,13 @@ void Machine::execute(AgentId id, Agent& agent, const Op& op) {
     case OpKind::begin_call:
     case OpKind::send_signal:
     case OpKind::await_signal:
+    case OpKind::poll_signals:
       execute_signal(id, agent, op);
       break;
     case OpKind::end_if_failed:
-      if (ranks_[id.rank].control.call_failed) {
-        agent.next = static_cast<std::uint32_t>(agent.program->steps.size());
-      }
+      if (ranks_[id.rank].control.call_failed) end_steps(agent);
+      break;
+    case OpKind::poll_later:
       break;
     default:
       execute_counter(id, agent, op);
@@ -259,7 +206,11 @@ void Machine::fence(AgentId id, Agent& agent, bool shared) {
   std::vector<DatumId>& unfenced = shared ? agent.unfenced_shared : agent.unfenced;
   for (const DatumId datum : unfenced) hardware_.memory.fence(datum, now, now.time);
   unfenced.clear();
-  if (!shared) agent.fenced = agent.seen;
+  if (shared) {
+    agent.shared_fence_time = now.time;
+  } else {
+    agent.fenced = agent.seen;
+  }
 }
 
 void Machine::load(AgentId id, Agent& agent, const Op& op) {
@@ -271,7 +222,7 @@ void Machine::load(AgentId id, Agent& agent, const Op& op) {
   // Copies that complete on different barriers know nothing of each other.
   const std::uint32_t barriers_per_cta = hardware_.barriers_per_cta;
   const std::uint32_t of_barrier =
-      op.other % barriers_per_cta % 6 * kClusterSize + op.other / barriers_per_cta % kClusterSize;
+      op.other % barriers_per_cta * kClusterSize + op.other / barriers_per_cta % kClusterSize;
   const std::uint32_t timeline = kLoads + of_barrier;
   if (timeline >= kTimelinesAnAgent) throw Violation("model: too many barriers with loads");
   const Stamp now = stamp(id, timeline, ++agent.load_time[timeline]);
@@ -368,7 +319,16 @@ void Machine::execute_counter(AgentId id, Agent& agent, const Op& op) {
       counter.kernel = ranks_[id.rank].kernel_idx;
       break;
     case OpKind::take:
+    case OpKind::take_or_leave:
       agent.registers.taken = counter.value++;
+      counter.kernel = ranks_[id.rank].kernel_idx;
+      break;
+    case OpKind::read_counter:
+      if (counter.kernel == ranks_[id.rank].kernel_idx) {
+        throw Violation("counter " + std::to_string(op.object) +
+                        " is read while it may still change");
+      }
+      agent.registers.taken = counter.value;
       break;
     case OpKind::await_counter:
       if (!ranks_[id.rank].control.call_failed && counter.value > op.amount) {
@@ -394,6 +354,16 @@ void Machine::execute_signal(AgentId id, Agent& agent, const Op& op) {
   if (op.kind == OpKind::begin_call) {
     control.epoch = op.amount;
     control.call_failed = control.failed_for_good;
+    return;
+  }
+  if (op.kind == OpKind::poll_signals) {
+    if (agent.leaves_poll) {
+      end_steps(agent);
+      return;
+    }
+    for (std::uint32_t peer = 0; peer < hardware_.num_ranks; ++peer) {
+      agent.seen.join(hardware_.signals[op.object + peer].released);
+    }
     return;
   }
   SignalWord& word = hardware_.signals[op.object];

@@ -31,7 +31,7 @@ struct Counter {
   std::uint32_t value = 0;
   Stamp started;
   Clock released;
-  std::uint32_t kernel = 0;  ///< that added last
+  std::uint32_t kernel = 0;  ///< that added or took last
 };
 
 /// A word by which one rank tells another something, written again in each call.
@@ -65,6 +65,7 @@ struct AgentId {
 
 class Machine {
  public:
+  static constexpr std::uint32_t kClusterSize = 2;
   Machine(Hardware hardware, std::shared_ptr<const KernelSource> source);
 
   /// How the next step of an agent relates to the others'.
@@ -80,6 +81,14 @@ class Machine {
   /// The agent's wait for a peer ends without it.
   [[nodiscard]] bool may_give_up(AgentId id) const;
   void give_up(AgentId id);
+  /// The agent may leave what it is about to do to a later kernel: now, or later unless it has been
+  /// told to stay. That says nothing to anybody else, so it makes no difference when it is decided.
+  [[nodiscard]] bool may_leave(AgentId id) const;
+  [[nodiscard]] bool stays(AgentId id) const;
+  void leave(AgentId id);
+  void stay(AgentId id);
+  /// The rank cannot leave its kernel before peers have sent signals.
+  [[nodiscard]] bool is_held(std::uint32_t rank) const;
 
   [[nodiscard]] std::uint32_t num_ranks() const { return hardware_.num_ranks; }
   [[nodiscard]] std::uint32_t num_agents(std::uint32_t rank) const {
@@ -115,6 +124,7 @@ class Machine {
     Clock seen;
     Clock fenced;
     std::uint32_t time = 0;
+    std::uint32_t shared_fence_time = 0;
     std::uint32_t num_committed = 0;
     std::uint32_t num_complete = 0;  ///< groups waited for in full
     std::uint32_t num_stores = 0;    ///< in the group under way
@@ -124,6 +134,9 @@ class Machine {
     std::vector<std::uint64_t> tags_of_copy;
     std::vector<DatumId> unfenced;
     std::vector<DatumId> unfenced_shared;
+    bool stays = false;  ///< for its next step
+    bool stays_to_poll = false;
+    bool leaves_poll = false;
     bool has_ended = false;
   };
   struct Rank {
@@ -144,7 +157,11 @@ class Machine {
   [[nodiscard]] Stamp stamp(AgentId id, std::uint32_t timeline, std::uint32_t time) const;
   [[nodiscard]] Access access(std::uint32_t rank, const Agent& agent) const;
   [[nodiscard]] bool has_seen(const Agent& agent, std::uint32_t look) const;
+  [[nodiscard]] bool have_arrived(const Op& poll) const;
+  [[nodiscard]] bool is_held(const Agent& agent) const;
 
+  static void go_on(Agent& agent);
+  static void end_steps(Agent& agent);
   void execute(AgentId id, Agent& agent, const Op& op);
   void execute_group(AgentId id, Agent& agent, const Op& op);
   void execute_counter(AgentId id, Agent& agent, const Op& op);

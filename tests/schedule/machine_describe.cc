@@ -65,6 +65,14 @@ const char* verb(OpKind kind) {
       return "fences what it saw arrive";
     case OpKind::take:
       return "takes from counter";
+    case OpKind::take_or_leave:
+      return "takes, unless its CTA is done, from counter";
+    case OpKind::read_counter:
+      return "reads counter";
+    case OpKind::poll_later:
+      return "will look for all ranks' signals from";
+    case OpKind::poll_signals:
+      return "looks for all ranks' signals from";
     case OpKind::begin_call:
       return "begins call";
     case OpKind::send_signal:
@@ -103,12 +111,14 @@ Machine::Fingerprint Machine::fingerprint() const {
     mix_clock(rank.stream);
     for (const Agent& agent : rank.agents) {
       mix(static_cast<std::uint64_t>(agent.next) << 32 | agent.next_more);
-      mix(agent.has_ended ? 1 : 0);
+      mix((agent.has_ended ? 1U : 0U) + (agent.stays ? 2U : 0U) + (agent.stays_to_poll ? 4U : 0U) +
+          (agent.leaves_poll ? 8U : 0U));
       const Registers& r = agent.registers;
       mix(static_cast<std::uint64_t>(r.taken) << 32 | static_cast<std::uint32_t>(r.ahead));
       mix(static_cast<std::uint64_t>(r.num_taken) << 32 | r.num_chunks);
       mix(static_cast<std::uint64_t>(r.pending_chunk) << 32 ^
           static_cast<std::uint64_t>(r.stored_chunk));
+      mix(static_cast<std::uint64_t>(agent.shared_fence_time) << 32 | r.num_parts);
       mix(r.looks * 4U + (r.saw_all ? 2U : 0U) + (r.fenced_all ? 1U : 0U));
       mix_clock(agent.seen);
       mix_clock(agent.fenced);
@@ -187,6 +197,9 @@ std::string Machine::describe(const Op& op) const {
     case OpKind::await_signal:
       return text + " " + std::to_string(op.object) + " of epoch " + std::to_string(op.amount) +
              ", now " + std::to_string(hardware_.signals[op.object].epoch);
+    case OpKind::poll_later:
+    case OpKind::poll_signals:
+      return text + " " + std::to_string(op.object) + " on, of epoch " + std::to_string(op.amount);
     case OpKind::arrive:
     case OpKind::arrive_expecting:
     case OpKind::start_counter:
@@ -194,6 +207,8 @@ std::string Machine::describe(const Op& op) const {
     case OpKind::look:
     case OpKind::look_at_all:
     case OpKind::take:
+    case OpKind::take_or_leave:
+    case OpKind::read_counter:
     case OpKind::send_signal:
       return text + " " + std::to_string(op.object);
     default:

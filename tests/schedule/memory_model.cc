@@ -88,9 +88,10 @@ void Clock::forget_ended() {
   });
 }
 
-DatumId Memory::add_array(std::string name, Space space, std::uint32_t rank, std::uint32_t count) {
+DatumId Memory::add_array(std::string name, Space space, std::uint32_t rank, std::uint32_t count,
+                          Fences fences) {
   const auto first = static_cast<DatumId>(data_.size());
-  arrays_.push_back({std::move(name), rank, first, space});
+  arrays_.push_back({std::move(name), rank, first, space, fences});
   data_.resize(data_.size() + count);
   space_.resize(data_.size(), space);
   return first;
@@ -115,7 +116,7 @@ void Memory::check_visible(DatumId id, const Access& access, Proxy proxy) const 
                     " is visible");
   }
   if (proxy == Proxy::generic) return;
-  if (datum.proxy == Proxy::generic) {
+  if (datum.proxy == Proxy::generic && array_of(id).fences == Fences::writer_and_reader) {
     Stamp fence = datum.write;
     fence.time = datum.fence_time;
     if (datum.fence_time == 0 || !access.seen->knows(fence)) {
@@ -148,6 +149,19 @@ void Memory::read(DatumId id, const Access& access, Proxy proxy, std::uint64_t t
   datum.reads.push_back(stamp);
 }
 
+/// Whether what was read at `read` may be overwritten at `write`.
+void Memory::check_read(DatumId id, const Stamp& read, const Access& access, Proxy proxy,
+                        const Stamp& write) const {
+  if (!access.seen->knows(read)) {
+    throw Violation(describe(id) + " is overwritten while " + at(read) + " may still read it");
+  }
+  const bool is_ordinary = read.timeline % kTimelinesAnAgent == kOwn;
+  if (space_[id] == Space::global || proxy == Proxy::generic || !is_ordinary) return;
+  if (same_agent(read, write) && read.time < access.shared_fence_time) return;
+  throw Violation(describe(id) + " is overwritten by a copy without a proxy fence since " +
+                  at(read) + " read it");
+}
+
 void Memory::write(DatumId id, const Access& access, Proxy proxy, std::uint64_t tag,
                    const Stamp& stamp) {
   Datum& datum = data_[id];
@@ -158,10 +172,7 @@ void Memory::write(DatumId id, const Access& access, Proxy proxy, std::uint64_t 
     throw Violation(describe(id) + " is overwritten while the write by " + at(datum.write) +
                     " may still be under way");
   }
-  for (const Stamp& read : datum.reads) {
-    if (access.seen->knows(read)) continue;
-    throw Violation(describe(id) + " is overwritten while " + at(read) + " may still read it");
-  }
+  for (const Stamp& read : datum.reads) check_read(id, read, access, proxy, stamp);
   datum.tag = tag;
   datum.write = stamp;
   datum.write_cta = access.cta;

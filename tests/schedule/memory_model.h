@@ -28,7 +28,7 @@ inline constexpr std::uint32_t kStores = 1;
 inline constexpr std::uint32_t kGroupReads = 2;
 // of loads, one timeline for each barrier that they complete on.
 inline constexpr std::uint32_t kLoads = 3;
-inline constexpr std::uint32_t kTimelinesAnAgent = 16;
+inline constexpr std::uint32_t kTimelinesAnAgent = 20;
 
 /// A point on a timeline of an agent of a kernel.
 struct Stamp {
@@ -76,6 +76,8 @@ class Clock {
 
 enum class Proxy : std::uint8_t { generic, async };
 enum class Space : std::uint8_t { global, shared };
+/// Who fences between an ordinary store and a copy that reads it.
+enum class Fences : std::uint8_t { writer_and_reader, reader };
 
 using DatumId = std::uint32_t;
 
@@ -86,8 +88,9 @@ inline constexpr std::uint64_t kAnyTag = ~std::uint64_t{0};
 struct Access {
   std::uint32_t cta = 0;  ///< unique over all ranks
   std::uint32_t rank = 0;
-  const Clock* seen = nullptr;    ///< what happened before
-  const Clock* fenced = nullptr;  ///< and what of it the agent's copies may read
+  const Clock* seen = nullptr;          ///< what happened before
+  const Clock* fenced = nullptr;        ///< and what of it the agent's copies may read
+  std::uint32_t shared_fence_time = 0;  ///< of the agent's last fence of shared memory
 };
 
 /// One unit of memory, as large as what one store writes and no larger.
@@ -104,7 +107,8 @@ struct Datum {
 class Memory {
  public:
   /// An array of `count` data; returns the first.
-  DatumId add_array(std::string name, Space space, std::uint32_t rank, std::uint32_t count);
+  DatumId add_array(std::string name, Space space, std::uint32_t rank, std::uint32_t count,
+                    Fences fences = Fences::writer_and_reader);
 
   /// Checks that `access` may read `tag` there, and notes the read at `stamp`.
   void read(DatumId id, const Access& access, Proxy proxy, std::uint64_t tag, const Stamp& stamp);
@@ -125,9 +129,12 @@ class Memory {
     std::uint32_t rank;
     DatumId first;
     Space space;
+    Fences fences;
   };
   [[nodiscard]] const Array& array_of(DatumId id) const;
   void check_visible(DatumId id, const Access& access, Proxy proxy) const;
+  void check_read(DatumId id, const Stamp& read, const Access& access, Proxy proxy,
+                  const Stamp& write) const;
 
   std::vector<Array> arrays_;
   std::vector<Datum> data_;

@@ -27,7 +27,7 @@ class OneKernel : public KernelSource {
                                        const RankControl& /*control*/) const override {
     return rank == 0 && index == 0 ? kernel_ : nullptr;
   }
-  void expand(std::uint32_t /*rank*/, std::uint32_t /*index*/, std::uint32_t /*cta*/,
+  void expand(std::uint32_t /*rank*/, std::uint32_t /*index*/, std::uint32_t /*cta*/, Does /*what*/,
               Registers& /*registers*/, Program& /*steps*/) const override {}
 
  private:
@@ -35,9 +35,9 @@ class OneKernel : public KernelSource {
 };
 
 /// What is wrong with the two programs; empty: nothing.
-std::string run(Program first, Program second) {
+std::string run(Program first, Program second, Fences of_row = Fences::writer_and_reader) {
   Hardware hardware;
-  hardware.memory.add_array("row", Space::global, 0, 1);
+  hardware.memory.add_array("row", Space::global, 0, 1, of_row);
   hardware.shared_R.push_back(hardware.memory.add_array("stage", Space::shared, 0, 2));
   hardware.shared_per_cta = 1;
   hardware.barriers_per_cta = 1;
@@ -109,6 +109,39 @@ TEST(MemoryModel, ACopyOfWhatOrdinaryStoresWroteNeedsBothFences) {
                    "without a proxy fence since the write"));
   EXPECT_TRUE(says(run({store_row(kOne), fence, add_one()}, load_row({fence, await_one()})),
                    "without a proxy fence since the write"));
+}
+
+TEST(MemoryModel, WhereReadersAloneFenceTheyMust) {
+  const Op fence = op(OpKind::fence);
+  const Program writer = {store_row(kOne), add_one()};
+  EXPECT_EQ(run(writer, load_row({await_one(), fence}), Fences::reader), "");
+  EXPECT_TRUE(says(run(writer, load_row({fence, await_one()}), Fences::reader),
+                   "without a proxy fence since the write"));
+  EXPECT_TRUE(says(run(writer, load_row({fence}), Fences::reader), "before its write"));
+}
+
+/// A buffer of shared memory: loaded, read by ordinary loads, loaded again.
+TEST(MemoryModel, ABufferThatOrdinaryLoadsReadNeedsAFenceBeforeItIsFilledAgain) {
+  const Op fence = op(OpKind::fence);
+  const Op read = op(OpKind::read, kStage1, kOne);
+  const auto refilled_after = [&](Program between) {
+    Program steps = load_row({await_one(), fence});
+    steps.insert(steps.end(), between.begin(), between.end());
+    for (const Op& again : load_row({})) steps.push_back(again);
+    steps.back().amount = 2;
+    return run({store_row(kOne), fence, add_one()}, steps);
+  };
+  EXPECT_EQ(refilled_after({read, op(OpKind::fence_shared)}), "");
+  EXPECT_TRUE(says(refilled_after({read}), "overwritten by a copy without a proxy fence"));
+  EXPECT_TRUE(says(refilled_after({op(OpKind::fence_shared), read}),
+                   "overwritten by a copy without a proxy fence"));
+}
+
+/// What is still being taken from is not read as if it were final.
+TEST(MemoryModel, ACounterIsFinalOnceItsKernelHasEnded) {
+  EXPECT_EQ(run({op(OpKind::take, 0)}, {}), "");
+  EXPECT_TRUE(
+      says(run({op(OpKind::take, 0)}, {op(OpKind::read_counter, 0)}), "while it may still change"));
 }
 
 TEST(MemoryModel, ABulkStoreIsThereAfterTheFullWait) {

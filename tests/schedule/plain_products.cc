@@ -150,38 +150,4 @@ void LayerModel::Builder::plain_product(const Product& product) {
   }
 }
 
-void LayerModel::Builder::weight_gradients() {
-  kernel_.name = "weight_gradients";
-  if (control_.call_failed) return;
-  on_all_ctas("multiplies", [&](std::uint32_t cta, Program& steps) {
-    const std::uint32_t filled = barrier(cta, kStageFilled);
-    std::uint32_t load = 0;
-    for (std::uint32_t expert = cta; expert < num_experts(); expert += shape().num_ctas) {
-      const int num_units = schedule::num_row_units(rows().count_e[expert]);
-      const RowRange range{rows().begin_e[expert], num_units * schedule::kRowsPerUnit};
-      steps.push_back(op(OpKind::arrive_expecting, filled, 0, 1));
-      for (std::uint32_t h = 0; h < shape().num_h_blocks; ++h) {
-        read_rows(Tag::staged_x, range, h, steps);
-        read_rows(Tag::staged_dy, range, h, steps);
-      }
-      for (std::uint32_t column = 0; column < shape().num_i_tiles * 2; ++column) {
-        for (std::uint32_t plane = 0; plane < kPlanes; ++plane) {
-          read_inner(kGradients, range, column, plane, steps);
-        }
-      }
-      steps.push_back(op(OpKind::load_write, shared(cta, kStageAt),
-                         tag(Tag::shared, rank_, load, 0), 0, filled));
-      steps.push_back(op(OpKind::await_barrier, filled, 0, ++load));
-      steps.push_back(
-          op(OpKind::write, shared(cta, kSlotAt), tag(Tag::shared, rank_, load, 1), 0, 1));
-      steps.push_back(op(OpKind::fence_shared));
-      steps.push_back(op(OpKind::store, shared(cta, kSlotAt), tag(Tag::gradient, rank_, expert), 0,
-                         own().gradient_e + expert));
-      steps.push_back(op(OpKind::commit));
-      steps.push_back(op(OpKind::wait_read));
-    }
-    steps.push_back(op(OpKind::wait_complete));
-  });
-}
-
 }  // namespace megamoe::checker

@@ -118,19 +118,17 @@ void LayerModel::Builder::product(const Product& product) {
   }
   for (std::uint32_t cta = 0; cta < shape().num_ctas; ++cta) {
     load_role(product, cta, agent(cta, "loads"));
-    if (product.pulls) {
-      Program& steps = agent(cta, "pulls");
-      if (!has(Fault::pull_without_reader_fence)) steps.push_back(op(OpKind::fence));
-      steps.push_back(op(OpKind::read, own().progress, tag(Tag::progress, rank_)));
-      steps.push_back(op(OpKind::take, next_pull()));
-      steps.push_back(op(OpKind::expand));
-    }
+    if (product.pulls) pull_role(agent(cta, "pulls"));
     for (std::uint32_t warpgroup = 0; warpgroup < kWarpgroups; ++warpgroup) {
       math_role(product, cta, warpgroup, agent(cta, "math " + std::to_string(warpgroup)));
     }
     if (product.pushes) {
       for (std::uint32_t warp = 0; warp < kNumPushWarps; ++warp) {
-        push_role(product, cta, warp, agent(cta, "pushes " + std::to_string(warp)));
+        Program& steps = agent(cta, "pushes " + std::to_string(warp));
+        push_role(product, cta, warp, steps);
+        if (has(Fault::announced_by_a_push_warp) && backward() && cta + warp == 0) {
+          send_to_all(kGradientsSent, steps);
+        }
       }
     } else {
       for (std::uint32_t warp = 0; warp < products::kNumStoreWarps; ++warp) {

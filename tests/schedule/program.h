@@ -1,5 +1,5 @@
 // What an agent does, as a list of steps. An agent is a thread or a warp that acts in step; its
-// roles' programs are written in layer_kernels.cc and product_kernels.cc.
+// roles' programs are written in the files that layer_builder.h names.
 #pragma once
 
 #include <cstdint>
@@ -35,16 +35,22 @@ enum class OpKind : std::uint8_t {
   await_counter,  ///< ld.acquire of counter `object` until it is `amount`; not if look `other` saw
                   ///< it
   look,  ///< ld.acquire of counter `object` once; notes in look `other` whether it is `amount`
-  look_at_all,  ///< the same, for all that the agent will ever wait for
-  fence_looks,  ///< fence, unless one has covered everything; forgets the looks
-  take,         ///< atomicAdd of 1 to counter `object`; its value goes to the agent's registers
+  look_at_all,    ///< the same, for all that the agent will ever wait for
+  fence_looks,    ///< fence, unless one has covered everything; forgets the looks
+  take,           ///< atomicAdd of 1 to counter `object`; its value goes to the agent's registers
+  take_or_leave,  ///< the same, or kNothingTaken: its CTA's loads may be over at any time
+  read_counter,   ///< plain load of counter `object` into the agent's registers
   // Signals between ranks, and the call.
   begin_call,    ///< the rank's epoch becomes `amount`
   send_signal,   ///< st.release.sys of the rank's epoch to signal `object`
   await_signal,  ///< ld.acquire.sys of signal `object` until its epoch is at least `amount`
+  // Of all ranks, from signal `object` on, until they are of epoch `amount`; or the agent ends
+  // before, which may be decided at the first of the two.
+  poll_later,
+  poll_signals,
   judge_header,  ///< read, and fail the call if the header says so
   end_if_failed,
-  expand,  ///< ask the kernel for the next steps
+  expand,  ///< ask the kernel for the next steps of what the agent does: Does{amount}
 };
 
 struct Op {
@@ -56,6 +62,12 @@ struct Op {
 };
 
 using Program = std::vector<Op>;
+
+/// What agents do that decide as they go.
+enum class Does : std::uint32_t { pull, reduce, reduce_rest };
+
+/// In the registers of who has left a take.
+inline constexpr std::uint32_t kNothingTaken = ~std::uint32_t{0};
 
 /// What a header's tag says about its rank's call.
 inline constexpr std::uint64_t kBadCall = 1;
@@ -86,6 +98,7 @@ struct Registers {
   std::int64_t stored_chunk = -1;  ///< stored in the newest group
   std::uint32_t stored_pass = 0;
   bool started = false;
+  std::uint32_t num_parts = 0;  ///< of slots, that a reduction has loaded
   // Looks at counters.
   std::uint32_t looks = 0;
   bool saw_all = false;
@@ -107,7 +120,7 @@ class KernelSource {
   virtual std::shared_ptr<const Kernel> kernel(std::uint32_t rank, std::uint32_t index,
                                                const RankControl& control) const = 0;
   /// The next steps of an agent that asks.
-  virtual void expand(std::uint32_t rank, std::uint32_t index, std::uint32_t cta,
+  virtual void expand(std::uint32_t rank, std::uint32_t index, std::uint32_t cta, Does what,
                       Registers& registers, Program& steps) const = 0;
 };
 

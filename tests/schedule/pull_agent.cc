@@ -1,20 +1,32 @@
-// The pull warp of gate_up_and_pull: the steps of pull_role.cuh, which depend on what it takes.
+// The pull warp of a kernel that pulls: the steps of pull_role.cuh, which depend on what it takes.
 #include "schedule/layer_builder.h"
 #include "schedule/row_blocks.h"
 
 namespace megamoe::checker {
 
+std::uint32_t LayerModel::Builder::num_passes() const {
+  if (!backward() || pulls_late()) return 1;
+  return call().kept == Kept::all ? 1 : 2;
+}
+
+void LayerModel::Builder::pull_role(Program& steps) const {
+  if (!has(Fault::pull_without_reader_fence)) steps.push_back(op(OpKind::fence));
+  steps.push_back(op(OpKind::read, own().progress, tag(Tag::progress, rank_)));
+  steps.push_back(op(OpKind::take, next_pull()));
+  steps.push_back(ask_again(Does::pull));
+}
+
 /// PullFeed and pull_role.
 void LayerModel::Builder::continue_pulls(std::uint32_t cta, Registers& registers,
                                          Program& steps) const {
   const auto num_pulls = static_cast<std::uint32_t>(rows().pulls.size());
-  const std::uint32_t num_passes = backward() ? 2 : 1;
   const auto look_up = [&] {
     if (has(Fault::pulls_bound_to_ctas)) {
       registers.taken = cta + registers.num_looked_up * shape().num_ctas;
     }
     ++registers.num_looked_up;
-    registers.ahead = registers.taken < num_pulls * num_passes ? std::int64_t{registers.taken} : -1;
+    registers.ahead =
+        registers.taken < num_pulls * num_passes() ? std::int64_t{registers.taken} : -1;
     if (registers.ahead < 0) return;
     const auto pull = static_cast<std::uint32_t>(registers.ahead) % num_pulls;
     steps.push_back(op(OpKind::read, own().order_P + pull, tag(Tag::order, rank_, pull)));
@@ -23,7 +35,7 @@ void LayerModel::Builder::continue_pulls(std::uint32_t cta, Registers& registers
     registers.started = true;
     look_up();
     steps.push_back(op(OpKind::take, next_pull()));
-    steps.push_back(op(OpKind::expand));
+    steps.push_back(ask_again(Does::pull));
     return;
   }
   if (registers.ahead >= 0 && registers.ahead / num_pulls == registers.pass) {
@@ -32,7 +44,7 @@ void LayerModel::Builder::continue_pulls(std::uint32_t cta, Registers& registers
     look_up();
     steps.push_back(op(OpKind::take, next_pull()));
     chunk_loads(cta, pull, registers, steps);
-    steps.push_back(op(OpKind::expand));
+    steps.push_back(ask_again(Does::pull));
     return;
   }
   // PullRing::finish
@@ -48,7 +60,7 @@ void LayerModel::Builder::continue_pulls(std::uint32_t cta, Registers& registers
   if (!signals_early && registers.pass == 0) {
     steps.push_back(op(OpKind::add, pulls_done(), 0, registers.num_taken));
   }
-  if (++registers.pass < num_passes) steps.push_back(op(OpKind::expand));
+  if (++registers.pass < num_passes()) steps.push_back(ask_again(Does::pull));
 }
 
 /// move_row and PullRing::move
@@ -99,7 +111,8 @@ void LayerModel::Builder::store_pending(std::uint32_t cta, Registers& registers,
     }
   }
   steps.push_back(op(OpKind::commit));
-  const bool stored_completes = registers.stored_chunk >= 0 && registers.stored_pass == 0 &&
+  const bool stored_completes = !pulls_late() && registers.stored_chunk >= 0 &&
+                                registers.stored_pass == 0 &&
                                 registers.stored_chunk % num_chunks == num_chunks - 1;
   if (stored_completes) {
     if (has(Fault::counted_after_read_wait)) {
@@ -119,7 +132,7 @@ void LayerModel::Builder::count_stored(Registers& registers, Program& steps) con
   const std::uint32_t num_chunks = shape().num_chunks;
   const bool completes = registers.stored_chunk >= 0 && registers.stored_pass == 0 &&
                          registers.stored_chunk % num_chunks == num_chunks - 1;
-  if (!completes) {
+  if (!completes || pulls_late()) {
     registers.stored_chunk = -1;
     return;
   }

@@ -1,17 +1,9 @@
 // The kernels around the products: staging, plan, rendezvous, order of pulls, exchange without
-// overlap, reduction.
+// overlap.
 #include "schedule/layer_builder.h"
 #include "schedule/row_blocks.h"
 
 namespace megamoe::checker {
-namespace {
-
-constexpr std::uint32_t kEntered = 0;
-constexpr std::uint32_t kRowsStaged = 1;
-constexpr std::uint32_t kResultsSent = 2;
-
-}  // namespace
-
 LayerModel::Builder::Builder(const LayerModel& model, std::uint32_t rank, Place place,
                              const RankControl& control)
     : model_(model), rank_(rank), place_(place), control_(control) {}
@@ -48,11 +40,20 @@ Kernel LayerModel::Builder::build() {
     case Launch::push_dweights:
       push_dweights();
       break;
+    case Launch::announce:
+      announce();
+      break;
     case Launch::reduce:
       reduce();
       break;
+    case Launch::reduce_rest:
+      reduce_rest();
+      break;
     case Launch::weight_gradients:
       weight_gradients();
+      break;
+    case Launch::weight_gradients_beside_rows:
+      weight_gradients_beside_rows();
       break;
     case Launch::gate_up_and_pull:
       product({"gate_up_and_pull", i_tiles, gate_up_pieces, true, false});
@@ -114,7 +115,7 @@ std::uint32_t LayerModel::Builder::signal(std::uint32_t what, std::uint32_t at,
   return (what * num_ranks() + at) * num_ranks() + from;
 }
 std::uint32_t LayerModel::Builder::rows_arrived(std::uint32_t block) const {
-  return own().first_counter + 2 + block;
+  return counter(kRowsArrived) + block;
 }
 /// A row holds what its source staged.
 std::uint64_t LayerModel::Builder::row_tag(Tag kind, std::uint32_t row, std::uint32_t h) const {
@@ -177,10 +178,7 @@ void LayerModel::Builder::enter() {
     steps.push_back(op(OpKind::write, of(peer).headers_2R + at,
                        tag(Tag::header, rank_, peer) | (is_bad ? kBadCall : 0)));
   }
-  for (std::uint32_t step = 0; step < num_ranks(); ++step) {
-    const std::uint32_t peer = (rank_ + step) % num_ranks();
-    steps.push_back(op(OpKind::send_signal, signal(kEntered, peer, rank_)));
-  }
+  send_to_all(kEntered, steps);
   if (control_.failed_for_good) return;
   for (std::uint32_t peer = 0; peer < num_ranks(); ++peer) {
     steps.push_back(op(OpKind::await_signal, signal(kEntered, rank_, peer), 0, epoch));
@@ -230,6 +228,19 @@ void LayerModel::Builder::meet(std::uint32_t what, const char* name) {
   }
 }
 
+/// meet.cu
+void LayerModel::Builder::announce() {
+  kernel_.name = "announce(gradients_sent)";
+  send_to_all(kGradientsSent, agent(0, "all"));
+}
+
+void LayerModel::Builder::send_to_all(std::uint32_t what, Program& steps) const {
+  for (std::uint32_t step = 0; step < num_ranks(); ++step) {
+    const std::uint32_t peer = (rank_ + step) % num_ranks();
+    steps.push_back(op(OpKind::send_signal, signal(what, peer, rank_)));
+  }
+}
+
 /// pull_role.cuh: rows between the experts.
 void LayerModel::Builder::clear_pads(std::uint32_t cta, Program& steps) const {
   for (std::uint32_t expert = cta; expert < num_experts(); expert += shape().num_ctas) {
@@ -259,10 +270,15 @@ void LayerModel::Builder::order_on(std::uint32_t cta, Program& steps) {
   }
   if (cta == 0) {
     steps.push_back(op(OpKind::write, own().progress, tag(Tag::progress, rank_)));
-    if (!has(Fault::pulls_not_started_again) || place_.call == 0) {
-      steps.push_back(op(OpKind::start_counter, next_pull()));
-      steps.push_back(op(OpKind::start_counter, pulls_done()));
-    }
+    const auto start = [&](std::uint32_t number, Fault forgotten) {
+      if (has(forgotten) && place_.call != 0) return;
+      steps.push_back(op(OpKind::start_counter, counter(number)));
+    };
+    start(kNextPull, Fault::pulls_not_started_again);
+    start(kPullsDone, Fault::pulls_not_started_again);
+    start(kNextPullOfX, Fault::x_pulls_not_started_again);
+    start(kPullsOfXDone, Fault::x_pulls_not_started_again);
+    start(kNumReduced, Fault::reduced_not_started_again);
   }
   for (std::uint32_t expert = cta; starts && expert < num_experts(); expert += shape().num_ctas) {
     const std::int32_t count = rows().count_e[expert];
@@ -355,32 +371,6 @@ void LayerModel::Builder::push_dweights() {
       steps.push_back(op(OpKind::read, own().origin_C + row, tag(Tag::origin, rank_, row)));
       steps.push_back(
           op(OpKind::write, of(to).slot_dweights_TK + at, tag(Tag::slot_dweight, to, at)));
-    }
-  });
-}
-
-/// reduce.cu
-void LayerModel::Builder::reduce() {
-  kernel_.name = "reduce";
-  if (control_.call_failed) return;
-  const std::vector<std::int32_t>& ids = call().ids[rank_];
-  on_all_ctas("reducer", [&](std::uint32_t cta, Program& steps) {
-    for (std::uint32_t token = cta; token < num_tokens(); token += shape().num_ctas) {
-      for (std::uint32_t k = 0; k < top_k(); ++k) {
-        const std::uint32_t at = token * top_k() + k;
-        if (ids[at] < 0) continue;
-        const RowOrigin origin{static_cast<std::int32_t>(rank_), static_cast<std::int32_t>(token),
-                               static_cast<std::int32_t>(k)};
-        for (std::uint32_t h = 0; h < shape().num_h_blocks; ++h) {
-          for (std::uint32_t piece = 0; piece < kPieces; ++piece) {
-            steps.push_back(op(OpKind::read, slot(origin, h, piece), slot_tag(origin, h, piece)));
-          }
-        }
-        if (!backward()) continue;
-        steps.push_back(
-            op(OpKind::read, own().slot_dweights_TK + at, tag(Tag::slot_dweight, rank_, at)));
-      }
-      steps.push_back(op(OpKind::write, own().output_T + token, output_tag(token)));
     }
   });
 }

@@ -1,0 +1,134 @@
+// What the agents of a machine could do next: steps, giving up a wait for a peer, leaving what a
+// later kernel can do.
+#include <algorithm>
+
+#include "schedule/machine.h"
+
+namespace megamoe::checker {
+
+bool Machine::has_seen(const Agent& agent, std::uint32_t look) const {
+  return agent.registers.saw_all || (agent.registers.looks >> look & 1U) != 0;
+}
+
+bool Machine::can_go_on(const Rank& rank, const Agent& agent, const Op& op) const {
+  switch (op.kind) {
+    case OpKind::await_barrier:
+      // As the parity does: the phase under way and the one after it look alike.
+      return (hardware_.barriers[op.object].phase + op.amount) % 2 == 0;
+    case OpKind::await_counter:
+      return has_seen(agent, op.other) || hardware_.counters[op.object].value >= op.amount ||
+             rank.control.call_failed;
+    case OpKind::await_signal:
+      return hardware_.signals[op.object].epoch >= op.amount || rank.control.call_failed;
+    case OpKind::poll_signals:
+      return agent.leaves_poll || have_arrived(op);
+    default:
+      return true;
+  }
+}
+
+Machine::Step Machine::next_step(AgentId id) const {
+  const Rank& rank = ranks_[id.rank];
+  const Agent& agent = rank.agents[id.agent];
+  if (agent.has_ended || agent.cta / kClusterSize >= rank.num_admitted) return Step::none;
+  const Op* op = next_op(agent);
+  if (op == nullptr) return Step::free;
+  if (!can_go_on(rank, agent, *op)) return Step::none;
+  switch (op->kind) {
+    case OpKind::add:
+    case OpKind::look:
+    case OpKind::look_at_all:
+    case OpKind::take:
+    case OpKind::take_or_leave:
+    case OpKind::poll_later:
+      return Step::of_rank;
+    case OpKind::poll_signals:  // what has arrived stays so for the rest of the call
+      return agent.stays_to_poll || agent.leaves_poll ? Step::free : Step::of_rank;
+    case OpKind::send_signal:
+    case OpKind::await_signal:
+      return Step::of_all;
+    default:
+      return Step::free;
+  }
+}
+
+bool Machine::may_give_up(AgentId id) const {
+  if (!hardware_.deadlines_may_expire) return false;
+  const Agent& agent = ranks_[id.rank].agents[id.agent];
+  if (agent.has_ended) return false;
+  const Op* op = next_op(agent);
+  return op != nullptr && op->kind == OpKind::await_signal &&
+         !ranks_[id.rank].control.call_failed && hardware_.signals[op->object].epoch < op->amount;
+}
+
+void Machine::give_up(AgentId id) {
+  ranks_[id.rank].control.call_failed = true;
+  ranks_[id.rank].control.failed_for_good = true;
+}
+
+bool Machine::may_leave(AgentId id) const {
+  const Rank& rank = ranks_[id.rank];
+  const Agent& agent = rank.agents[id.agent];
+  if (agent.has_ended || agent.cta / kClusterSize >= rank.num_admitted) return false;
+  const Op* op = next_op(agent);
+  if (op == nullptr || agent.leaves_poll) return false;
+  return op->kind == OpKind::poll_later || op->kind == OpKind::poll_signals ||
+         op->kind == OpKind::take_or_leave;
+}
+
+bool Machine::stays(AgentId id) const {
+  const Agent& agent = ranks_[id.rank].agents[id.agent];
+  return next_op(agent)->kind == OpKind::poll_signals ? agent.stays_to_poll : agent.stays;
+}
+
+void Machine::stay(AgentId id) {
+  Agent& agent = ranks_[id.rank].agents[id.agent];
+  if (next_op(agent)->kind == OpKind::poll_later) {
+    agent.stays_to_poll = true;
+    go_on(agent);
+  } else {
+    agent.stays = true;
+  }
+}
+
+void Machine::leave(AgentId id) {
+  Agent& agent = ranks_[id.rank].agents[id.agent];
+  switch (next_op(agent)->kind) {
+    case OpKind::poll_later:
+      agent.leaves_poll = true;
+      go_on(agent);
+      break;
+    case OpKind::take_or_leave:
+      agent.registers.taken = kNothingTaken;
+      go_on(agent);
+      break;
+    default:
+      end_steps(agent);
+      break;
+  }
+}
+
+void Machine::end_steps(Agent& agent) {
+  agent.next_more = static_cast<std::uint32_t>(agent.more.size());
+  agent.next = static_cast<std::uint32_t>(agent.program->steps.size());
+}
+
+bool Machine::is_held(std::uint32_t rank) const {
+  return std::any_of(ranks_[rank].agents.begin(), ranks_[rank].agents.end(),
+                     [&](const Agent& agent) { return is_held(agent); });
+}
+
+/// Its poll, of which it has decided at its first step, has not arrived.
+bool Machine::is_held(const Agent& agent) const {
+  if (agent.has_ended || !agent.stays_to_poll) return false;
+  return !have_arrived(agent.program->steps.front());
+}
+
+bool Machine::have_arrived(const Op& poll) const {
+  const auto first = hardware_.signals.begin() + poll.object;
+  return std::all_of(first, first + hardware_.num_ranks, [&](const SignalWord& word) {
+    return word.epoch >= poll.amount && !word.sender_failed;
+  });
+}
+
+}  // namespace megamoe::checker
