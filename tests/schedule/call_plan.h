@@ -15,7 +15,7 @@ namespace megamoe::checker {
 /// Of which rows a backward call has g and u.
 enum class Kept {
   nothing,  ///< gate_up runs again, and pulls x and dy
-  some,     ///< p pulls dy and x; that gate_up runs again for the others is left out
+  some,     ///< p pulls dy and, as split_groups() tells, x; gate_up for the others is left out
   all       ///< p pulls dy, the weight gradients pull x
 };
 

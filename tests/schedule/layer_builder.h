@@ -97,6 +97,7 @@ class LayerModel::Builder {
   void send_to_all(std::uint32_t what, Program& steps) const;
   void order_pulls();
   void order_on(std::uint32_t cta, Program& steps);
+  void split_groups();
   void clear_pads(std::uint32_t cta, Program& steps) const;
   void pull_rows();
   void push_rows();
@@ -164,6 +165,9 @@ class LayerModel::Builder {
                std::vector<std::pair<DatumId, std::uint64_t>>& to) const;
 
   void pull_role(Program& steps) const;
+  void read_pulls_left(Program& steps) const;
+  /// Pulls of the launch.
+  [[nodiscard]] std::uint32_t num_own_pulls() const;
   void continue_pulls(std::uint32_t cta, Registers& registers, Program& steps) const;
   /// Whether a pass of the pulls moves dy.
   [[nodiscard]] bool moves_dy(std::uint32_t pass) const {

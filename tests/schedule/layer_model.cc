@@ -23,30 +23,32 @@ std::vector<LayerModel::Launch> LayerModel::launches_of(const CallSpec& call) co
   using enum Launch;
   std::vector<Launch> launches;
   if (shape_.overlap) {
-    launches = call.backward ? std::vector{stage,
-                                           enter,
-                                           write_lists,
-                                           meet_staged,
-                                           order_pulls,
-                                           gate_up_and_pull,
-                                           gradient,
-                                           dx_and_push,
-                                           push_dweights,
-                                           announce,
-                                           weight_gradients_beside_rows,
-                                           meet_results,
-                                           reduce_rest}
-                             : std::vector{stage,         enter,        write_lists,
-                                           meet_staged,   order_pulls,  gate_up_and_pull,
-                                           down_and_push, meet_results, reduce};
+    launches = call.backward
+                   ? std::vector{stage_and_enter,
+                                 write_lists,
+                                 meet_staged,
+                                 order_pulls,
+                                 split_groups,
+                                 gate_up_and_pull,
+                                 gradient,
+                                 dx_and_push,
+                                 push_dweights,
+                                 announce,
+                                 weight_gradients_beside_rows,
+                                 meet_results,
+                                 reduce_rest}
+                   : std::vector{stage_and_enter,  write_lists,   meet_staged,  order_pulls,
+                                 gate_up_and_pull, down_and_push, meet_results, reduce};
   } else {
-    launches = call.backward ? std::vector{stage,     enter,     write_lists,   meet_staged,
-                                           pull_rows, gate_up,   gradient,      weight_gradients,
-                                           dx,        push_rows, push_dweights, meet_results,
-                                           reduce}
-                             : std::vector{stage,   enter, write_lists, meet_staged,  pull_rows,
-                                           gate_up, down,  push_rows,   meet_results, reduce};
+    launches =
+        call.backward
+            ? std::vector{stage_and_enter, write_lists,   meet_staged,      pull_rows,
+                          gate_up,         gradient,      weight_gradients, dx,
+                          push_rows,       push_dweights, meet_results,     reduce}
+            : std::vector{stage_and_enter, write_lists,  meet_staged, pull_rows, gate_up, down,
+                          push_rows,       meet_results, reduce};
   }
+  if (call.kept != Kept::some) std::erase(launches, split_groups);
   if (call.kept != Kept::nothing && shape_.overlap) {
     std::erase(launches, gate_up_and_pull);
     std::replace(launches.begin(), launches.end(), gradient, gradient_and_pull);
@@ -167,7 +169,7 @@ void LayerModel::add_arrays() {
     arrays.plan_of_call = global("plan", static_cast<std::uint32_t>(calls_.size()));
     arrays.order_P = global("ordered pulls", max_pulls_);
     arrays.origin_C = global("origins", max_rows_);
-    arrays.progress = global("number of pulls", 1);
+    arrays.progress = global("number of pulls", 2);
     arrays.x_Ch = global("x rows", max_rows_ * num_h);
     arrays.dy_Ch = global("dy rows", max_rows_ * num_h);
     arrays.pad_x = global("pads of x", num_units);

@@ -111,11 +111,11 @@ class LayerModel : public KernelSource {
 
  private:
   enum class Launch {
-    stage,
-    enter,
+    stage_and_enter,
     write_lists,
     meet_staged,
     order_pulls,
+    split_groups,
     gate_up_and_pull,
     down_and_push,
     meet_results,
@@ -162,7 +162,8 @@ class LayerModel : public KernelSource {
   struct Arrays {
     DatumId staged_x_Th, staged_dy_Th, staged_weight_T;
     DatumId lists_R, begins, headers_2R, counts_2R;
-    DatumId plan_of_call, order_P, origin_C, progress;
+    DatumId plan_of_call, order_P, origin_C;
+    DatumId progress;  ///< number of pulls: of the product, and of those left to gradients
     DatumId x_Ch, dy_Ch, pad_x, pad_dy;  ///< pads: one for each unit of rows
     DatumId inner;                       ///< [units][columns][planes]
     DatumId slots_TKhb, slot_dweights_TK;
@@ -199,6 +200,7 @@ class LayerModel : public KernelSource {
   static constexpr std::uint32_t kPullsOfXDone = 3;
   static constexpr std::uint32_t kNumReduced = 4;
   static constexpr std::uint32_t kRowsArrived = 5;
+  static constexpr std::uint32_t kPullsTaken = 1;  ///< in a tag: none are left to the gradients
 
   /// One launch: everything that builds its agents' programs.
   class Builder;
@@ -207,7 +209,7 @@ class LayerModel : public KernelSource {
 
   struct Place {
     std::uint32_t call = 0;
-    Launch launch = Launch::stage;
+    Launch launch = Launch::stage_and_enter;
   };
   [[nodiscard]] std::optional<Place> place_of(std::uint32_t index) const;
   [[nodiscard]] std::vector<Launch> launches_of(const CallSpec& call) const;

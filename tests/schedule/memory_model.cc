@@ -91,9 +91,10 @@ void Clock::forget_ended() {
 DatumId Memory::add_array(std::string name, Space space, std::uint32_t rank, std::uint32_t count,
                           Fences fences) {
   const auto first = static_cast<DatumId>(data_.size());
-  arrays_.push_back({std::move(name), rank, first, space, fences});
+  arrays_.push_back({std::move(name), rank, first});
   data_.resize(data_.size() + count);
   space_.resize(data_.size(), space);
+  fences_.resize(data_.size(), fences);
   return first;
 }
 
@@ -116,7 +117,7 @@ void Memory::check_visible(DatumId id, const Access& access, Proxy proxy) const 
                     " is visible");
   }
   if (proxy == Proxy::generic) return;
-  if (datum.proxy == Proxy::generic && array_of(id).fences == Fences::writer_and_reader) {
+  if (datum.proxy == Proxy::generic && fences_[id] == Fences::writer_and_reader) {
     Stamp fence = datum.write;
     fence.time = datum.fence_time;
     if (datum.fence_time == 0 || !access.seen->knows(fence)) {
@@ -141,11 +142,16 @@ void Memory::read(DatumId id, const Access& access, Proxy proxy, std::uint64_t t
     throw Violation(describe(id) + " holds something else than its reader expects (stale, or of " +
                     "another call)");
   }
-  // A rank that has come to a later kernel has ended the earlier ones.
-  std::erase_if(datum.reads, [&](const Stamp& read) {
-    return read.rank == stamp.rank &&
-           (read.kernel < stamp.kernel || read.timeline == stamp.timeline);
-  });
+  // A rank that has come to a later kernel has ended the earlier ones. Of the many readers of a
+  // large problem such reads are dropped when there is no place for more; a search, which compares
+  // states, has few.
+  constexpr std::size_t kFewReads = 64;
+  if (datum.reads.size() < kFewReads || datum.reads.size() == datum.reads.capacity()) {
+    std::erase_if(datum.reads, [&](const Stamp& read) {
+      return read.rank == stamp.rank &&
+             (read.kernel < stamp.kernel || read.timeline == stamp.timeline);
+    });
+  }
   datum.reads.push_back(stamp);
 }
 

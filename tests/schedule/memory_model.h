@@ -128,8 +128,6 @@ class Memory {
     std::string name;
     std::uint32_t rank;
     DatumId first;
-    Space space;
-    Fences fences;
   };
   [[nodiscard]] const Array& array_of(DatumId id) const;
   void check_visible(DatumId id, const Access& access, Proxy proxy) const;
@@ -139,6 +137,7 @@ class Memory {
   std::vector<Array> arrays_;
   std::vector<Datum> data_;
   std::vector<Space> space_;
+  std::vector<Fences> fences_;
 };
 
 }  // namespace megamoe::checker

@@ -11,15 +11,29 @@ std::uint32_t LayerModel::Builder::num_passes() const {
 
 void LayerModel::Builder::pull_role(Program& steps) const {
   if (!has(Fault::pull_without_reader_fence)) steps.push_back(op(OpKind::fence));
-  steps.push_back(op(OpKind::read, own().progress, tag(Tag::progress, rank_)));
+  if (pulls_late() || place_.launch == Launch::gradient_and_pull) read_pulls_left(steps);
+  if (!pulls_late()) {
+    steps.push_back(op(OpKind::read, own().progress, tag(Tag::progress, rank_)));
+  }
   steps.push_back(op(OpKind::take, next_pull()));
   steps.push_back(ask_again(Does::pull));
+}
+
+/// num_passes_now, and who takes what it leaves.
+void LayerModel::Builder::read_pulls_left(Program& steps) const {
+  const std::uint32_t taken = call().kept == Kept::some ? kPullsTaken : 0;
+  steps.push_back(op(OpKind::read, own().progress + 1, tag(Tag::progress, rank_, 1, taken)));
+}
+
+std::uint32_t LayerModel::Builder::num_own_pulls() const {
+  if (pulls_late() && call().kept == Kept::some) return 0;
+  return static_cast<std::uint32_t>(rows().pulls.size());
 }
 
 /// PullFeed and pull_role.
 void LayerModel::Builder::continue_pulls(std::uint32_t cta, Registers& registers,
                                          Program& steps) const {
-  const auto num_pulls = static_cast<std::uint32_t>(rows().pulls.size());
+  const std::uint32_t num_pulls = num_own_pulls();
   const auto look_up = [&] {
     if (has(Fault::pulls_bound_to_ctas)) {
       registers.taken = cta + registers.num_looked_up * shape().num_ctas;

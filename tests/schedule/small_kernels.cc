@@ -13,11 +13,13 @@ Kernel LayerModel::Builder::build() {
   const std::uint32_t h_tiles = shape().num_h_blocks;
   const int gate_up_pieces = backward() ? 3 : 1;
   switch (place_.launch) {
-    case Launch::stage:
+    case Launch::stage_and_enter:
+      kernel_.name = "stage beside enter_call";
       stage();
-      break;
-    case Launch::enter:
       enter();
+      break;
+    case Launch::split_groups:
+      split_groups();
       break;
     case Launch::write_lists:
       write_lists();
@@ -136,7 +138,6 @@ void LayerModel::Builder::on_all_ctas(const char* role,
 
 /// stage.cu
 void LayerModel::Builder::stage() {
-  kernel_.name = "stage";
   if (control_.failed_for_good) return;
   on_all_ctas("mover", [&](std::uint32_t cta, Program& steps) {
     if (has(Fault::fence_before_stores)) steps.push_back(op(OpKind::fence));
@@ -160,7 +161,6 @@ void LayerModel::Builder::stage() {
 
 /// enter_call.cu
 void LayerModel::Builder::enter() {
-  kernel_.name = "enter_call";
   Program& steps = agent(0, "all");
   const std::uint32_t epoch = has(Fault::epoch_reused) ? 1 : control_.epoch + 1;
   const std::uint32_t half = has(Fault::headers_not_doubled) ? 0 : epoch % 2;
@@ -270,6 +270,7 @@ void LayerModel::Builder::order_on(std::uint32_t cta, Program& steps) {
   }
   if (cta == 0) {
     steps.push_back(op(OpKind::write, own().progress, tag(Tag::progress, rank_)));
+    steps.push_back(op(OpKind::write, own().progress + 1, tag(Tag::progress, rank_, 1)));
     const auto start = [&](std::uint32_t number, Fault forgotten) {
       if (has(forgotten) && place_.call != 0) return;
       steps.push_back(op(OpKind::start_counter, counter(number)));
@@ -305,6 +306,14 @@ void LayerModel::Builder::order_on(std::uint32_t cta, Program& steps) {
   }
   clear_pads(cta, steps);
   if (!has(Fault::pads_without_writer_fence)) steps.push_back(op(OpKind::fence));
+}
+
+/// split_groups.cu: some rows need x before the weight gradients do.
+void LayerModel::Builder::split_groups() {
+  kernel_.name = "split_groups";
+  if (control_.call_failed) return;
+  agent(0, "all").push_back(
+      op(OpKind::write, own().progress + 1, tag(Tag::progress, rank_, 1, kPullsTaken)));
 }
 
 /// pull.cu

@@ -87,14 +87,14 @@ void LayerModel::Builder::weight_gradients() {
 void LayerModel::Builder::weight_gradients_beside_rows() {
   kernel_.name = "weight_gradients_beside_rows";
   if (control_.call_failed) return;
-  const bool pulls_x = call().kept == Kept::all;
+  const bool pulls_x = call().kept != Kept::nothing;  // none, where split_groups() leaves none
   on_all_ctas("multiplies", [&](std::uint32_t cta, Program& steps) {
     bool awaits_x = pulls_x && !has(Fault::x_not_awaited);
     std::uint32_t number = 0;
     for (const GradientTile& tile : gradient_tiles(cta, 1)) {
       if (tile.job != kDown && std::exchange(awaits_x, false)) {
-        steps.push_back(op(OpKind::await_counter, pulls_done(), 0,
-                           static_cast<std::uint32_t>(rows().pulls.size())));
+        read_pulls_left(steps);
+        steps.push_back(op(OpKind::await_counter, pulls_done(), 0, num_own_pulls()));
         if (!has(Fault::x_awaited_without_fence)) steps.push_back(op(OpKind::fence));
       }
       gradient_tile(tile, cta, number++, steps);
