@@ -82,8 +82,9 @@ class HostRanks {
     Rank(const WorkspaceDims& workspace, const SymmetricHeap& heap, int rank_idx)
         : dims(workspace),
           local(local_layout(workspace).bytes),
-          buffers(cpu::make_buffers(workspace, heap, local.data(), rank_idx)),
-          state(workspace, 0, false),
+          buffers(cpu::make_buffers(workspace, Topology(workspace.routing.num_ranks), heap,
+                                    local.data(), rank_idx)),
+          state(workspace, /*num_hosts=*/1, 0, false),
           threads(1),
           scratch(1),
           out(workspace.max_tokens * row_stride(workspace)),

@@ -170,7 +170,11 @@ __device__ inline bool gradients_arrive(const RankView& view, const ReduceShared
           device::load_acquire_sys(view.signal(device::Signal::gradients_sent, view.rank, peer));
       all = all && device::epoch_of(seen) >= epoch && (seen & device::kSenderFailed) == 0;
     }
-    if (__all_sync(0xffffffffU, all)) return true;
+    const bool all_have = __all_sync(0xffffffffU, all);
+    if (all_have) {
+      __syncwarp();  // what one lane has acquired, the others read
+      return true;
+    }
     if (__any_sync(0xffffffffU, are_loads_done(shared))) return false;
     __nanosleep(kPauseNs);
   }

@@ -5,6 +5,7 @@
 // Read next: pull_role.cuh, reduce_role.cuh.
 #pragma once
 
+#include "device/cluster_memory.cuh"
 #include "kernels/forward/beside_stages.cuh"
 #include "kernels/forward/pull_role.cuh"
 #include "kernels/forward/reduce_role.cuh"
@@ -17,6 +18,7 @@ struct RowsBesideShared {
   gpu::PullShared<gpu::kGateUpChunkBytes> pulls;
   gpu::ReduceShared reduction;  ///< in the chunks of the pulls
   std::uint32_t rows_late;      ///< the loads of tiles that need x brought anything
+  std::uint32_t call_failed;    ///< before this kernel
 };
 static_assert(gpu::kReduceBuffers * gpu::kReduceBufferBytes <=
               sizeof(gpu::PullShared<gpu::kGateUpChunkBytes>::chunks));
@@ -37,11 +39,20 @@ class ArrivedX {
     is_in_place_ = true;
     const std::uint32_t expected = progress_->num_pulls;
     const auto num_done = [&] { return device::acquire<device::Reach::gpu>(&progress_->num_done); };
-    if (!gpu::await_rows(view_, gpu::Wait::later, 0, expected, num_done)) rows_late_ = 1;
+    if (!gpu::await_rows(view_, gpu::Wait::later, 0, expected, num_done)) note_late();
     device::fence_async_global();
   }
 
  private:
+  /// In both CTAs: what this one loads from now on goes to the other, too, whose own wait may yet
+  /// have been in time.
+  __device__ void note_late() const {
+    for (std::uint32_t cta = 0; cta < kClusterSize; ++cta) {
+      device::store_cluster_word(
+          device::cluster_address(device::shared_address(&rows_late_), cta), 1);
+    }
+  }
+
   const gpu::RankView& view_;
   const PullProgress* progress_;
   std::uint32_t& rows_late_;
@@ -64,7 +75,6 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
   using Storage = GradientStorage<kType>;
   Storage& shared = *reinterpret_cast<Storage*>(shared_bytes);
   RowsBesideShared& beside = beside_stages<Storage, RowsBesideShared>(shared_bytes);
-  if (view.control()->call_failed != 0) return;  // the same in all CTAs
   const trace::Block block(params.trace_region);
   const int warp = device::warp_idx();
   const int cta_rank = static_cast<int>(device::cluster_cta_rank());
@@ -73,10 +83,17 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
     gpu::init_pull_barriers(beside.pulls);
     gpu::init_reduce_barriers(beside.reduction);
     beside.rows_late = 0;
+    beside.call_failed = view.control()->call_failed;
     init_gradient_barriers(shared);
   }
   __syncthreads();
   device::cluster_sync();
+  // One answer for both CTAs: another cluster may be failing the call.
+  if (device::load_cluster_word(
+          device::cluster_address(device::shared_address(&beside.call_failed), 0)) != 0) {
+    device::cluster_sync();
+    return;
+  }
 
   if (warp < static_cast<int>(kWarpsPerWarpgroup)) {
     device::release_registers_to<kProducerRegisters>();
