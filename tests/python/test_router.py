@@ -85,10 +85,15 @@ def test_logits_that_are_not_finite_are_an_error(device):
         with pytest.raises(RuntimeError, match="logit"):
             router(x)
     else:
-        router(x)
-        with pytest.raises(RuntimeError, match=message):
-            megamoe.check()
-        megamoe.check()  # raised once
+        # By whichever call comes after the device has found it: one of the router's own, perhaps, before check().
+        errors = []
+        for call in (lambda: router(x), megamoe.check):
+            try:
+                call()
+            except RuntimeError as error:
+                errors.append(str(error))
+        assert errors and all(message in error for error in errors)
+        megamoe.check()  # which takes it away
     router(torch.randn(6, 16))
 
 
