@@ -48,8 +48,8 @@ class ArrivedX {
   /// have been in time.
   __device__ void note_late() const {
     for (std::uint32_t cta = 0; cta < kClusterSize; ++cta) {
-      device::store_cluster_word(
-          device::cluster_address(device::shared_address(&rows_late_), cta), 1);
+      device::store_cluster_word(device::cluster_address(device::shared_address(&rows_late_), cta),
+                                 1);
     }
   }
 
