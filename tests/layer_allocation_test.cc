@@ -124,7 +124,7 @@ TEST(LayerMemory, ARankWithoutMemoryForItsContextFailsTheCallOnAll) {
   const LayerTensors after =
       run_sessions(problem, {}, [](RankSession& session, Communicator& group) {
         if (group.rank() == 1) {
-          const megamoe::testing::NoMemoryFrom no_memory(4096);
+          const megamoe::testing::NoMemoryFrom no_memory(256);
           expect_error(ErrorCode::out_of_memory, {"memory is exhausted"},
                        [&] { session.forward(); });
         } else {
