@@ -1,10 +1,9 @@
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <functional>
 #include <mutex>
 #include <thread>
 
+#include "bench/cuda_bursts.h"
 #include "bench/cuda_layer_bench.h"
 #include "bench/cuda_rank_tensors.h"
 #include "bench/dense_product.h"
@@ -25,27 +24,6 @@ using cuda::OwnedStream;
 
 constexpr int kNumWarmups = 4;
 constexpr int kNumStagePasses = 5;
-// A chip lowers its clock within tens of milliseconds of full load, so what is to be compared (the
-// layer, other layers, dense products) runs in bursts of about this length, each after a pause.
-constexpr double kBurstMs = 40.0;
-constexpr std::chrono::milliseconds kPause{200};
-
-class Event {
- public:
-  Event() { check(cudaEventCreate(&event_), "an event"); }
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
-  ~Event() { cudaEventDestroy(event_); }
-  void record(cudaStream_t stream) { check(cudaEventRecord(event_, stream), "an event"); }
-  [[nodiscard]] double ms_since(const Event& start) const {
-    float ms = 0.0F;
-    check(cudaEventElapsedTime(&ms, start.event_, event_), "elapsed time");
-    return ms;
-  }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
 
 using SamplesOfStages = std::map<std::string, SamplesMs>;
 
@@ -141,7 +119,7 @@ CudaLayerTimes look_into_passes(const LayerConfig& config, Communicator& group,
   std::map<std::string, SamplesMs> shares;
   SamplesOfStages forward_stages, backward_stages;
   for (int repeat = 0; repeat < kNumStagePasses; ++repeat) {
-    if (repeat % 2 == 0) std::this_thread::sleep_for(kPause);
+    if (repeat % 2 == 0) std::this_thread::sleep_for(kBurstPause);
     check(cudaStreamSynchronize(on.stream), "a timed pass");
     group.barrier("a timed pass", config.entry_deadline_s);
     const device::CallControl before = take_measures(memory, on.stream);
@@ -208,21 +186,13 @@ CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
       end.record(stream.get());
       layer.check({stream.get()});
     };
-    for (int warm_up = 0; warm_up < kNumWarmups; ++warm_up) pass();
-    float burst_passes = 0.0F;  // rank 0 decides
-    if (rank == 0) {
-      burst_passes = std::max(1.0F, static_cast<float>(std::floor(kBurstMs / end.ms_since(start))));
-    }
-    group->all_reduce_sum(&burst_passes, 1, "the length of a burst", config.entry_deadline_s);
-    for (int repeat = 0; repeat < num_repeats; ++repeat) {
-      if (repeat % static_cast<int>(burst_passes) == 0) {
-        std::this_thread::sleep_for(kPause);
-        pass();
-      }
-      pass();
-      forward_RS[rank][repeat] = middle.ms_since(start);
-      backward_RS[rank][repeat] = end.ms_since(middle);
-    }
+    run_in_bursts(
+        *group, config.entry_deadline_s, {kNumWarmups, num_repeats}, pass,
+        [&] { return end.ms_since(start); },
+        [&](int repeat) {
+          forward_RS[rank][repeat] = middle.ms_since(start);
+          backward_RS[rank][repeat] = end.ms_since(middle);
+        });
     const CudaLayerTimes looks =
         look_into_passes(config, *group, workspace, layer, tensors, {device, stream.get()});
     if (rank == 0) times = looks;
@@ -258,7 +228,7 @@ double dense_tflops(int num_ranks) {
     if (!product.is_available()) return 0.0;
     Event start, end;
     SamplesMs samples;
-    std::this_thread::sleep_for(kPause);
+    std::this_thread::sleep_for(kBurstPause);
     for (int repeat = 0; repeat < kNumRepeats; ++repeat) {
       start.record(stream.get());
       product.multiply(kSize, a.view<bf16>({kSize, kSize}).data, b.view<bf16>({kSize, kSize}).data,

@@ -1,9 +1,6 @@
-#include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <mutex>
-#include <thread>
 
+#include "bench/cuda_bursts.h"
 #include "bench/layer_stack.h"
 #include "bench/step_bench.h"
 #include "cuda/runtime.h"
@@ -18,9 +15,6 @@ using cuda::CurrentDevice;
 using cuda::OwnedStream;
 
 constexpr int kNumWarmups = 3;
-// As in cuda_layer_bench.cu, whose comment says why.
-constexpr double kBurstMs = 40.0;
-constexpr std::chrono::milliseconds kPause{200};
 
 /// Memory of the current device.
 class CudaStackMemory final : public StackMemory {
@@ -43,23 +37,6 @@ class CudaStackMemory final : public StackMemory {
   int device_;
 };
 
-class Event {
- public:
-  Event() { check(cudaEventCreate(&event_), "an event"); }
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
-  ~Event() { cudaEventDestroy(event_); }
-  void record(cudaStream_t stream) { check(cudaEventRecord(event_, stream), "an event"); }
-  [[nodiscard]] double ms_since(const Event& start) const {
-    float ms = 0.0F;
-    check(cudaEventElapsedTime(&ms, start.event_, event_), "elapsed time");
-    return ms;
-  }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
 /// Passes of one rank through its stack.
 class Passes {
  public:
@@ -67,18 +44,14 @@ class Passes {
       : stack_(stack), group_(group), deadline_s_(deadline_s) {}
 
   PassTimes time(std::int64_t num_layers, int num_repeats) {
-    for (int warm_up = 0; warm_up < kNumWarmups; ++warm_up) run(num_layers);
-    const int burst_length = agreed_burst_length();
     PassTimes times;
-    for (int repeat = 0; repeat < num_repeats; ++repeat) {
-      if (repeat % burst_length == 0) {
-        std::this_thread::sleep_for(kPause);
-        run(num_layers);
-      }
-      run(num_layers);
-      times.forward_ms.push_back(middle_.ms_since(start_));
-      times.backward_ms.push_back(end_.ms_since(middle_));
-    }
+    run_in_bursts(
+        group_, deadline_s_, {kNumWarmups, num_repeats}, [&] { run(num_layers); },
+        [&] { return end_.ms_since(start_); },
+        [&](int /*repeat*/) {
+          times.forward_ms.push_back(middle_.ms_since(start_));
+          times.backward_ms.push_back(end_.ms_since(middle_));
+        });
     return times;
   }
 
@@ -92,16 +65,6 @@ class Passes {
     stack_.backward(num_layers, {stream_.get()});
     end_.record(stream_.get());
     stack_.check({stream_.get()});
-  }
-
-  /// Rank 0 decides.
-  int agreed_burst_length() {
-    float length = 0.0F;
-    if (group_.rank() == 0) {
-      length = std::max(1.0F, static_cast<float>(std::floor(kBurstMs / end_.ms_since(start_))));
-    }
-    group_.all_reduce_sum(&length, 1, "the length of a burst", deadline_s_);
-    return static_cast<int>(length);
   }
 
   LayerStack& stack_;

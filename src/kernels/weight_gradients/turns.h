@@ -1,10 +1,10 @@
 // Where everything lies in shared memory while fp32 gradients are computed.
 //
-// An fp32 tile is twice the bytes of a bf16 one, and adding it into memory takes an SM about half
-// as long as multiplying it: with both warpgroups on one tile the tensor cores waited for that. So
-// the warpgroups work on tiles of their own, 128 channels x 192 lines, and take turns, as those of
-// the gate_up gradient do: one multiplies while the other's tile leaves. That costs a third more
-// operand traffic (docs/perf_log.md).
+// An fp32 tile is twice the bytes of a bf16 one: with both warpgroups on one tile the tensor cores
+// waited until most of it had left. So the warpgroups work on tiles of their own, 128 channels x
+// 192 lines, and take turns, as those of the gate_up gradient do: one multiplies while the other's
+// tile leaves. That costs a third more operand traffic. Stored gradients are a tenth faster for it
+// at qwen3-235b; what is added into memory still waits for memory (docs/perf_log.md).
 #pragma once
 
 #include <cstdint>

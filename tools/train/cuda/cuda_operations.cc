@@ -47,8 +47,9 @@ void CudaOperations::add_widened(std::int64_t count, const bf16* from, float* to
 
 // A product a shard: which kernel cuBLAS takes, and with it the order of a sum, depends on the
 // number of rows, and that of a shard is the same for every number of ranks.
-void CudaOperations::multiply_by_transposed(std::span<const Share> shards, ProductSize size,
-                                            const float* a_TK, const float* b_NK, float* c_TN) {
+void CudaOperations::multiply_shards(std::span<const Share> shards, ProductSize size,
+                                     const float* a_TK, const float* b, tools::Layout b_layout,
+                                     float* c_TN, tools::MatrixProduct::Write write) {
   for (const Share& shard : shards) {
     cublas_.multiply({.element = MatrixProduct::Element::fp32,
                       .m = shard.count,
@@ -56,27 +57,21 @@ void CudaOperations::multiply_by_transposed(std::span<const Share> shards, Produ
                       .k = size.depth,
                       .a = a_TK + shard.first * size.depth,
                       .a_layout = Layout::as_named,
-                      .b = b_NK,
-                      .b_layout = Layout::transposed,
+                      .b = b,
+                      .b_layout = b_layout,
                       .c = c_TN + shard.first * size.columns,
-                      .write = MatrixProduct::Write::store});
+                      .write = write});
   }
+}
+
+void CudaOperations::multiply_by_transposed(std::span<const Share> shards, ProductSize size,
+                                            const float* a_TK, const float* b_NK, float* c_TN) {
+  multiply_shards(shards, size, a_TK, b_NK, Layout::transposed, c_TN, MatrixProduct::Write::store);
 }
 
 void CudaOperations::add_product(std::span<const Share> shards, ProductSize size, const float* a_TK,
                                  const float* b_KN, float* c_TN) {
-  for (const Share& shard : shards) {
-    cublas_.multiply({.element = MatrixProduct::Element::fp32,
-                      .m = shard.count,
-                      .n = size.columns,
-                      .k = size.depth,
-                      .a = a_TK + shard.first * size.depth,
-                      .a_layout = Layout::as_named,
-                      .b = b_KN,
-                      .b_layout = Layout::as_named,
-                      .c = c_TN + shard.first * size.columns,
-                      .write = MatrixProduct::Write::add});
-  }
+  multiply_shards(shards, size, a_TK, b_KN, Layout::as_named, c_TN, MatrixProduct::Write::add);
 }
 
 void CudaOperations::add_product_over_tokens(std::int64_t num_tokens, std::int64_t m,

@@ -43,6 +43,10 @@ class CudaOperations final : public Operations {
   void adamw(const AdamWFactors& factors, float decay_factor, const AdamWState& state) override;
 
  private:
+  /// c_TN = or += a_TK b, shard by shard.
+  void multiply_shards(std::span<const Share> shards, ProductSize size, const float* a_TK,
+                       const float* b, tools::Layout b_layout, float* c_TN,
+                       tools::MatrixProduct::Write write);
   /// Device memory for at least `count` doubles; until the next call.
   double* doubles(std::int64_t count);
 
