@@ -255,6 +255,18 @@ TEST_F(Command, TrainSaysWhyItCannotRunOnGpus) {
   EXPECT_EQ(outcome.out, "");
 }
 
+TEST_F(Command, VerifyAndBenchSayWhyTheyCannotRunOnGpus) {
+  if (num_cuda_devices() > 0) GTEST_SKIP() << "there is a CUDA device";
+  for (const char* command :
+       {"verify --backend cuda", "bench --backend cuda", "bench --backend cuda --step"}) {
+    const Outcome outcome = run(command);
+    EXPECT_EQ(outcome.exit_code, 1) << command;
+    EXPECT_NE(outcome.err.find("backend cuda: "), std::string::npos) << outcome.err;
+    EXPECT_NE(outcome.err.find("use the cpu backend"), std::string::npos) << outcome.err;
+    EXPECT_EQ(outcome.out, "") << command;
+  }
+}
+
 TEST_F(Command, TrainNamesTheOptionsThatGpusRefuse) {
   const auto expect_usage_error = [&](const std::string& arguments, const std::string& option) {
     const Outcome outcome = run("train --backend cuda --text /etc/passwd " + arguments);

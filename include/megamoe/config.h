@@ -66,20 +66,20 @@ struct LayerConfig {
   WeightGradientMode weight_gradient_mode = WeightGradientMode::store_bf16;
   Backend backend = Backend::cpu;
 
-  /// Rows that a rank can receive in one call; 0 takes min(R, 2) * max_tokens * K. A call that
+  /// Rows a rank can receive in one call; 0 takes min(R, 2) * max_tokens * K, or 1. A call that
   /// needs more fails on every rank with ErrorCode::capacity_exceeded and leaves the layer usable.
   std::int64_t row_capacity = 0;
   /// Rows whose g and u are kept (MemoryMode::saved); rows beyond it are recomputed.
   /// 0 takes min(row capacity, 1.25 * max_tokens * K).
   std::int64_t saved_row_capacity = 0;
 
-  /// How long a call waits for peers to enter it (a peer may be writing a checkpoint), and for
-  /// anything after that, in seconds. A missed deadline leaves the communicator unusable.
+  /// Seconds that a call waits for peers to enter it (one may be writing a checkpoint), and for
+  /// anything after that; at most 1e8 count. A missed deadline leaves the communicator unusable.
   double entry_deadline_s = 600.0;
   double inner_deadline_s = 60.0;
 
-  /// Multiprocessors of this rank's GPU that products take; 0: all of them. Ranks that share a GPU
-  /// divide them. CUDA backend.
+  /// Multiprocessors of this rank's GPU that products take, in pairs; 0, or more than it has: all
+  /// of them. Ranks that share a GPU divide them. CUDA backend.
   int num_sms = 0;
   /// Threads of this rank on the CPU backend; 0 divides the machine's cores among the ranks.
   int num_threads = 0;

@@ -32,6 +32,8 @@ WorkspaceBytes workspace_bytes(const LayerConfig& config, const Topology& topolo
 
 /// Buffers that live for the length of a call; shared by all layers of a model whose needs fit.
 /// Construction is collective. Two threads may not use one workspace at the same time: refused.
+/// CUDA calls of one communicator run in the order in which they are enqueued, on whatever
+/// workspaces and streams; that order must be the same on all ranks.
 class Workspace {
  public:
   Workspace(const LayerConfig& config, Communicator& communicator);
@@ -105,6 +107,7 @@ class CallContext {
   CallContext& operator=(CallContext&&) noexcept;
   ~CallContext();
 
+  // With CUDA both wait, once, for the stream of the forward call, which must still exist.
   /// Rows that this rank received, N; 0 for an empty context.
   [[nodiscard]] std::int64_t num_rows() const;
   /// Rows received for each of this rank's experts: e numbers. Null for an empty context.
@@ -137,8 +140,9 @@ class MoeLayer {
   void backward(const CallContext& context, const BackwardInput& input,
                 const BackwardOutput& output, Stream stream = {});
 
-  /// Waits for the stream and throws what the device has reported since the last check. Nothing to
-  /// wait for on the CPU backend.
+  /// Waits for the stream and for all calls of the communicator, and throws what the device has
+  /// reported since the last check; invalid_argument for a stream that is being captured. Nothing
+  /// to wait for on the CPU backend.
   void check(Stream stream = {});
 
   [[nodiscard]] const LayerConfig& config() const;

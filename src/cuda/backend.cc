@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <span>
 #include <string>
 #include <thread>
@@ -58,7 +59,11 @@ std::int64_t padded_saved_rows(const LayerConfig& config, int num_ranks,
   return std::min(padded_row_capacity(of_saved), padded_row_capacity(dims));
 }
 
-std::uint64_t to_ns(double seconds) { return static_cast<std::uint64_t>(seconds * 1e9); }
+/// Long deadlines are cut, as those of the host's waits are: nanoseconds of longer ones overflow.
+std::uint64_t to_ns(double seconds) {
+  constexpr double kThreeYearsS = 1e8;
+  return static_cast<std::uint64_t>(std::min(seconds, kThreeYearsS) * 1e9);
+}
 
 }  // namespace
 
@@ -156,25 +161,48 @@ std::uint64_t CudaBackend::tag(CallKind kind) const {
 /// Sticky: only check(), which all ranks make at the same point, takes a failure away. Until then
 /// every call fails, so that the ranks' calls stay paired.
 void CudaBackend::throw_recorded_failure() const {
+  if (memory_.given_up) throw Error(*memory_.given_up);
   const volatile device::FailureRecord* record = memory_.failure.get();
   if (record->is_set != 0) throw gpu::to_error(*memory_.failure.get());
 }
 
 void CudaBackend::or_refuse(CallKind kind, cudaStream_t stream,
                             const std::function<void()>& checks) {
+  cudaStream_t on = memory_.side.get();  // until the caller's is known to be of this device
   const auto refuse = [&](ErrorCode code) {
     std::byte* spare = gpu_local_layout(dims_).spare_plan.in(memory_.local.data());
-    memory_.order.enter(stream);
-    gpu::refuse_call(view_, spare, kind, code, stream);
-    memory_.order.leave(stream);
+    const StreamOrder::Turn turn(*memory_.order, on);
+    gpu::refuse_call(view_, spare, kind, code, on);
   };
   try {
+    memory_.check_device(stream);
+    on = stream;
+    memory_.check_fork(stream);
     checks();
   } catch (const Error& error) {
     refuse(error.code());
     throw;
   } catch (...) {
     refuse(ErrorCode::internal);
+    throw;
+  }
+}
+
+void CudaBackend::enqueue(cudaStream_t stream, const std::function<void()>& launches) {
+  const StreamOrder::Turn turn(*memory_.order, stream);
+  try {
+    launches();
+  } catch (const std::exception& error) {
+    if (is_capturing(stream)) throw;  // what was captured is not going to run
+    const auto* known = dynamic_cast<const Error*>(&error);
+    memory_.given_up =
+        Error(known != nullptr ? known->code() : ErrorCode::internal,
+              "rank " + std::to_string(view_.rank) + " could not enqueue a call: " + error.what());
+    try {
+      gpu::give_up(view_, stream);
+    } catch (const Error&) {
+      // The device is lost: peers learn of it from the host group, or by their deadline.
+    }
     throw;
   }
 }
@@ -189,12 +217,24 @@ void CudaBackend::forward(std::unique_ptr<CallState>& call_state, const ForwardI
     throw_recorded_failure();
     num_tokens = validate_forward(expected_, input, output);
     check_forward_memory(memory_.device, input, output);
-    if (call_state == nullptr) call_state = new_call_state();
+    if (call_state != nullptr) return;
+    if (is_capturing(stream)) {
+      throw Error(ErrorCode::invalid_argument,
+                  "a captured forward call needs a context that exists already: as many forward "
+                  "calls before the capture, their contexts kept until all are made");
+    }
+    call_state = new_call_state();
   });
   auto& state = static_cast<CudaCallState&>(*call_state);
   state.num_tokens = num_tokens;
   state.stream = stream;
   state.rows_known = false;
+  enqueue(stream, [&] { enqueue_forward(state, input, output, stream); });
+}
+
+void CudaBackend::enqueue_forward(CudaCallState& state, const ForwardInput& input,
+                                  const ForwardOutput& output, cudaStream_t stream) {
+  const std::int64_t num_tokens = state.num_tokens;
   std::byte* plan = state.plan.data();
   const gpu::RoutingInput routing{
       static_cast<const std::int32_t*>(input.expert_ids.data), input.expert_ids.strides[0],
@@ -204,15 +244,14 @@ void CudaBackend::forward(std::unique_ptr<CallState>& call_state, const ForwardI
   const TensorView g = kept_tensor(state.saved_g);
   const TensorView u = kept_tensor(state.saved_u);
 
-  memory_.order.enter(stream);
   memory_.stages.start("stage_and_plan", stream);
-  memory_.side.run(stream, [&](cudaStream_t side) {
-    gpu::count_slots(view_, plan, routing, num_tokens, side);
-    gpu::enter_call(view_, plan, CallKind::forward, tag(CallKind::forward), num_tokens, side);
-    gpu::write_pull_lists(view_, plan, num_tokens, side);
-  });
+  SideStream::Fork beside(memory_.side, stream);
+  gpu::count_slots(view_, plan, routing, num_tokens, beside.stream());
+  gpu::enter_call(view_, plan, CallKind::forward, tag(CallKind::forward), num_tokens,
+                  beside.stream());
+  gpu::write_pull_lists(view_, plan, num_tokens, beside.stream());
   gpu::stage_forward(view_, rows_input(input.x), num_tokens, stream);
-  memory_.side.join(stream);
+  beside.join();
   memory_.stages.start("meet_rows", stream);
   gpu::meet(view_, plan, Signal::rows_staged, stream);
   const gpu::PulledRows pulled{rows_of(rows_.x_CH), nullptr, nullptr, rows_.origin_C};
@@ -240,7 +279,6 @@ void CudaBackend::forward(std::unique_ptr<CallState>& call_state, const ForwardI
   memory_.stages.start("reduce", stream);
   gpu::reduce_outputs(view_, plan, rows_output(output.y), num_tokens, stream);
   memory_.stages.start(StageClock::kEnd, stream);
-  memory_.order.leave(stream);
 }
 
 /// g and u of the rows of `groups` from their x, into the buffers of dg and du, which then take
@@ -381,22 +419,25 @@ void CudaBackend::backward(const CallState* call_state, const BackwardInput& inp
     validate_backward(expected_, own_state->num_tokens, input, output);
     check_backward_memory(memory_.device, input, output);
   });
-  const CudaCallState& state = *own_state;
+  enqueue(stream, [&] { enqueue_backward(*own_state, input, output, stream); });
+}
+
+void CudaBackend::enqueue_backward(const CudaCallState& state, const BackwardInput& input,
+                                   const BackwardOutput& output, cudaStream_t stream) {
   const std::int64_t num_tokens = state.num_tokens;
   std::byte* plan = state.plan.data();
   BackwardInput in = input;
   in.experts = with_plain_strides(input.experts);
   const products::LaunchOptions launch = launch_options(num_tokens, stream);
 
-  memory_.order.enter(stream);
   memory_.stages.start("stage_and_plan", stream);
-  memory_.side.run(stream, [&](cudaStream_t side) {
-    gpu::count_planned_slots(view_, plan, num_tokens, side);
-    gpu::enter_call(view_, plan, CallKind::backward, tag(CallKind::backward), num_tokens, side);
-    gpu::write_pull_lists(view_, plan, num_tokens, side);
-  });
+  SideStream::Fork beside(memory_.side, stream);
+  gpu::count_planned_slots(view_, plan, num_tokens, beside.stream());
+  gpu::enter_call(view_, plan, CallKind::backward, tag(CallKind::backward), num_tokens,
+                  beside.stream());
+  gpu::write_pull_lists(view_, plan, num_tokens, beside.stream());
   gpu::stage_backward(view_, plan, rows_input(in.x), rows_input(in.dy), num_tokens, stream);
-  memory_.side.join(stream);
+  beside.join();
   memory_.stages.start("meet_rows", stream);
   gpu::meet(view_, plan, Signal::rows_staged, stream);
   gate_up_gradient(state, in, launch);
@@ -412,12 +453,11 @@ void CudaBackend::backward(const CallState* call_state, const BackwardInput& inp
                           num_tokens, stream);
   }
   memory_.stages.start(StageClock::kEnd, stream);
-  memory_.order.leave(stream);
 }
 
-/// Waits for the stream; meanwhile, from time to time, looks whether the peers are still there.
-/// Where one has gone, kernels that wait for it are told to give up. Returns what is known about
-/// it.
+/// Waits for the stream and for all calls; meanwhile, from time to time, looks whether the peers
+/// are still there. Where one has gone, kernels that wait for it are told to give up. Returns what
+/// is known about it.
 std::optional<Error> CudaBackend::wait_for(cudaStream_t stream) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kBusy{2};
@@ -429,7 +469,7 @@ std::optional<Error> CudaBackend::wait_for(cudaStream_t stream) {
     const cudaError_t status = cudaStreamQuery(stream);
     if (status != cudaErrorNotReady) {
       cuda::check(status, "MoeLayer::check");
-      return departure;
+      if (memory_.order->is_done()) return departure;
     }
     const Clock::time_point now = Clock::now();
     if (now - start > kBusy) std::this_thread::sleep_for(std::chrono::microseconds(100));
@@ -446,8 +486,12 @@ std::optional<Error> CudaBackend::wait_for(cudaStream_t stream) {
 
 void CudaBackend::check(Stream stream) {
   const CurrentDevice current(memory_.device);
+  if (is_capturing(to_cuda(stream))) {
+    throw Error(ErrorCode::invalid_argument,
+                "MoeLayer::check within a stream capture: it waits for the stream");
+  }
   const std::optional<Error> departure = wait_for(to_cuda(stream));
-  memory_.order.synchronize();
+  if (memory_.given_up) throw Error(*memory_.given_up);
   device::FailureRecord& record = *memory_.failure.get();
   if (record.is_set == 0) return;
   const Error error = gpu::to_error(record);

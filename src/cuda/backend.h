@@ -52,9 +52,17 @@ class CudaBackend final : public LayerBackend {
   /// Runs what the host checks before a call; where it throws, peers learn that the call fails.
   void or_refuse(gpu::CallKind kind, cudaStream_t stream, const std::function<void()>& checks);
   void throw_recorded_failure() const;
+  /// Enqueues a call. Where a launch throws the call cannot be completed any more: peers learn that
+  /// this rank has failed for good.
+  void enqueue(cudaStream_t stream, const std::function<void()>& launches);
   std::optional<Error> wait_for(cudaStream_t stream);
 
-  // Parts of backward().
+  void enqueue_forward(CudaCallState& state, const ForwardInput& input, const ForwardOutput& output,
+                       cudaStream_t stream);
+  void enqueue_backward(const CudaCallState& state, const BackwardInput& input,
+                        const BackwardOutput& output, cudaStream_t stream);
+
+  // Parts of enqueue_backward().
   void gate_up_gradient(const CudaCallState& state, const BackwardInput& input,
                         const products::LaunchOptions& launch);
   void gradient_of(const products::GroupedRows& groups, const TensorView& g_CI,

@@ -119,10 +119,9 @@ struct CudaRouter::Impl {
   template <class Launch>
   void enqueue(const RouterReads& reads, Stream stream_handle, const Launch& launch) {
     const auto stream = static_cast<cudaStream_t>(stream_handle.handle);
-    order.enter(stream);
+    const cuda::StreamOrder::Turn turn(order, stream);
     launch(stream);
     gpu::report_refused(config, reads, scratch(), failure.get(), stream);
-    order.leave(stream);
   }
 
   RouterConfig config;

@@ -28,20 +28,58 @@ class SideStream {
     cudaStreamDestroy(stream_);
   }
 
-  /// Runs what `work(stream)` enqueues after what `stream` holds now, and before what is enqueued
-  /// on it after join().
-  template <class Work>
-  void run(cudaStream_t stream, const Work& work) {
-    check(cudaEventRecord(forked_, stream), "cudaEventRecord");
-    check(cudaStreamWaitEvent(stream_, forked_, 0), "cudaStreamWaitEvent");
-    work(stream_);
-    check(cudaEventRecord(joined_, stream_), "cudaEventRecord");
-  }
-  void join(cudaStream_t stream) {
-    check(cudaStreamWaitEvent(stream, joined_, 0), "cudaStreamWaitEvent");
+  [[nodiscard]] cudaStream_t get() const { return stream_; }
+
+  /// False while a capture, not ended yet, holds the side stream and is not that of `stream`.
+  [[nodiscard]] bool can_fork_from(cudaStream_t stream) const {
+    const Capture own = capture_of(stream_);
+    if (own.status == cudaStreamCaptureStatusNone) return true;
+    const Capture other = capture_of(stream);
+    return own.status == other.status && own.id == other.id;
   }
 
+  /// What is enqueued on stream() runs after what `stream` holds at the construction, and before
+  /// what is enqueued on it after join(). An exception joins as well: a fork left open would spoil
+  /// a capture, and let the next call run beside the rest of this one.
+  class Fork {
+   public:
+    Fork(const SideStream& side, cudaStream_t stream) : side_(side), stream_(stream) {
+      check(cudaEventRecord(side.forked_, stream), "cudaEventRecord");
+      check(cudaStreamWaitEvent(side.stream_, side.forked_, 0), "cudaStreamWaitEvent");
+    }
+    Fork(const Fork&) = delete;
+    Fork& operator=(const Fork&) = delete;
+    ~Fork() {
+      if (is_joined_) return;
+      cudaEventRecord(side_.joined_, side_.stream_);
+      cudaStreamWaitEvent(stream_, side_.joined_, 0);
+    }
+
+    [[nodiscard]] cudaStream_t stream() const { return side_.stream_; }
+    void join() {
+      check(cudaEventRecord(side_.joined_, side_.stream_), "cudaEventRecord");
+      check(cudaStreamWaitEvent(stream_, side_.joined_, 0), "cudaStreamWaitEvent");
+      is_joined_ = true;
+    }
+
+   private:
+    const SideStream& side_;
+    cudaStream_t stream_;
+    bool is_joined_ = false;
+  };
+
  private:
+  struct Capture {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    unsigned long long id = 0;
+  };
+  static Capture capture_of(cudaStream_t stream) {
+    Capture capture;
+    check(cudaStreamGetCaptureInfo(stream, &capture.status, &capture.id),
+          "the capture of a stream");
+    return capture;
+  }
+
   cudaStream_t stream_ = nullptr;
   cudaEvent_t forked_ = nullptr;
   cudaEvent_t joined_ = nullptr;

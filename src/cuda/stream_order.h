@@ -1,9 +1,19 @@
-// Calls on one workspace run in the order in which they were enqueued, whatever their streams.
+// Calls run in the order in which they were enqueued, whatever their streams.
 #pragma once
 
+#include <memory>
+#include <mutex>
+
 #include "cuda/runtime.h"
+#include "megamoe/communicator.h"
 
 namespace megamoe::cuda {
+
+inline bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
 
 /// Within a stream capture nothing is recorded or awaited: who replays graphs orders them.
 class StreamOrder {
@@ -16,33 +26,56 @@ class StreamOrder {
   StreamOrder& operator=(const StreamOrder&) = delete;
   ~StreamOrder() { cudaEventDestroy(last_call_); }
 
-  /// Before a call's first launch.
-  void enter(cudaStream_t stream) {
-    if (!has_call_ || stream == last_stream_ || is_capturing(stream)) return;
-    check(cudaStreamWaitEvent(stream, last_call_, 0), "cudaStreamWaitEvent");
+  /// From before a call's first launch until after its last, also where one of them throws. Another
+  /// thread's call is enqueued before all of it or after all of it.
+  class Turn {
+   public:
+    Turn(StreamOrder& order, cudaStream_t stream)
+        : lock_(order.mutex_), order_(order), stream_(stream), is_captured_(is_capturing(stream)) {
+      if (is_captured_ || !order.has_call_) return;
+      // On the stream of the last call, too: a handle does not tell that it is the same stream
+      // (destroyed ones are handed out again, cudaStreamPerThread is another one on each thread).
+      check(cudaStreamWaitEvent(stream, order.last_call_, 0), "cudaStreamWaitEvent");
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    ~Turn() {
+      if (is_captured_) return;
+      if (cudaEventRecord(order_.last_call_, stream_) == cudaSuccess) order_.has_call_ = true;
+    }
+
+   private:
+    std::lock_guard<std::mutex> lock_;
+    StreamOrder& order_;
+    cudaStream_t stream_;
+    bool is_captured_;
+  };
+
+  /// Whether everything that was enqueued is done. Throws where it failed.
+  bool is_done() {
+    const std::lock_guard lock(mutex_);
+    if (!has_call_) return true;
+    const cudaError_t status = cudaEventQuery(last_call_);
+    if (status == cudaErrorNotReady) return false;
+    check(status, "the calls before");
+    return true;
   }
-  /// After its last.
-  void leave(cudaStream_t stream) {
-    if (is_capturing(stream)) return;
-    check(cudaEventRecord(last_call_, stream), "cudaEventRecord");
-    last_stream_ = stream;
-    has_call_ = true;
-  }
-  /// Waits for everything that was enqueued.
+  /// Waits for it. Nobody enqueues meanwhile.
   void synchronize() {
     if (has_call_) cudaEventSynchronize(last_call_);
   }
 
  private:
-  static bool is_capturing(cudaStream_t stream) {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
-    return status != cudaStreamCaptureStatusNone;
-  }
-
+  std::mutex mutex_;
   cudaEvent_t last_call_ = nullptr;
-  cudaStream_t last_stream_ = nullptr;
   bool has_call_ = false;
+};
+
+/// A communicator whose calls have one order, in whatever workspaces: a rank's calls then meet its
+/// peers' in the order in which they were enqueued.
+class OrderedCommunicator : public Communicator {
+ public:
+  [[nodiscard]] virtual std::shared_ptr<StreamOrder> stream_order() const = 0;
 };
 
 }  // namespace megamoe::cuda

@@ -1,5 +1,7 @@
 #include "cuda/workspace.h"
 
+#include <string>
+
 #include "comm/gpu_workspace_layout.h"
 #include "kernels/forward/forward.h"
 #include "kernels/launch.h"
@@ -18,12 +20,17 @@ int device_of(const Communicator& communicator) {
   return communicator.device();
 }
 
+std::shared_ptr<StreamOrder> order_of(const Communicator& communicator, int device) {
+  const auto* ordered = dynamic_cast<const OrderedCommunicator*>(&communicator);
+  return ordered != nullptr ? ordered->stream_order() : std::make_shared<StreamOrder>(device);
+}
+
 }  // namespace
 
 CudaWorkspace::CudaWorkspace(const LayerConfig& config, Workspace::Impl& workspace)
     : device(device_of(workspace.communicator)),
       local(device, workspace.bytes.local, "the row buffers of a workspace"),
-      order(device),
+      order(order_of(workspace.communicator, device)),
       side(device),
       workspace_(workspace) {
   const CurrentDevice current(device);
@@ -42,12 +49,29 @@ CudaWorkspace::CudaWorkspace(const LayerConfig& config, Workspace::Impl& workspa
 
 CudaWorkspace::~CudaWorkspace() {
   const CurrentDevice current(device);
-  order.synchronize();
+  order->synchronize();
+}
+
+void CudaWorkspace::check_device(cudaStream_t stream) const {
+  int of_stream = 0;
+  check(cudaStreamGetDevice(stream, &of_stream), "the device of the stream");
+  if (of_stream != device) {
+    throw Error(ErrorCode::invalid_argument, "stream is of device " + std::to_string(of_stream) +
+                                                 "; the layer's rank is on device " +
+                                                 std::to_string(device));
+  }
+}
+
+void CudaWorkspace::check_fork(cudaStream_t stream) const {
+  if (!side.can_fork_from(stream)) {
+    throw Error(ErrorCode::invalid_argument,
+                "stream: a capture of another call on this workspace has not ended");
+  }
 }
 
 void CudaWorkspace::poison() {
   const CurrentDevice current(device);
-  order.synchronize();
+  order->synchronize();
   constexpr int kNan = 0xff;  // a NaN in bf16, fp32 and fp64; -1 as an integer
   std::byte* symmetric = workspace_.symmetric->peer(workspace_.communicator.rank());
   const OwnedStream stream;

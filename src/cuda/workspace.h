@@ -2,6 +2,9 @@
 // record, the order of calls.
 #pragma once
 
+#include <memory>
+#include <optional>
+
 #include "cuda/runtime.h"
 #include "cuda/side_stream.h"
 #include "cuda/stage_clock.h"
@@ -21,15 +24,20 @@ class CudaWorkspace final : public WorkspaceMemory {
   /// Waits for the calls that were enqueued.
   ~CudaWorkspace() override;
   void poison() override;
+  /// Throw Error where a call cannot run on `stream`: it is of another device, or the side stream
+  /// is part of another capture.
+  void check_device(cudaStream_t stream) const;
+  void check_fork(cudaStream_t stream) const;
 
   int device;
   DeviceMemory local;
   PinnedValue<device::FailureRecord> failure;
-  PinnedValue<std::uint32_t> stop;  ///< set once a peer has gone: kernels that wait give up
-  StreamOrder order;
+  PinnedValue<std::uint32_t> stop;     ///< set once a peer has gone: kernels that wait give up
+  std::shared_ptr<StreamOrder> order;  ///< of all calls of the communicator
   SideStream side;
   StageClock stages;
   trace::Launches* trace = nullptr;  ///< builds with MEGAMOE_TRACE: where products are recorded
+  std::optional<Error> given_up;  ///< a call that the host could not enqueue to its end
 
  private:
   Workspace::Impl& workspace_;

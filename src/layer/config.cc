@@ -77,7 +77,10 @@ const char* to_string(ActivationKind kind) {
 
 std::int64_t resolved_row_capacity(const LayerConfig& config, int num_ranks) {
   if (config.row_capacity != 0) return config.row_capacity;
-  return std::min(num_ranks, 2) * config.shape.max_tokens * config.shape.top_k;
+  // A group that never has a token still has weight gradients, exact zeros, which a GPU computes
+  // from row buffers that must not be empty.
+  return std::max<std::int64_t>(
+      1, std::min(num_ranks, 2) * config.shape.max_tokens * config.shape.top_k);
 }
 
 std::int64_t resolved_saved_row_capacity(const LayerConfig& config, int num_ranks) {

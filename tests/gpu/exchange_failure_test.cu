@@ -161,6 +161,36 @@ TEST_F(ExchangeFailure, PeerThatStopsInsideTheCallIsNamed) {
   EXPECT_TRUE(is_poison(world.gpu().rank(0).out));
 }
 
+TEST_F(ExchangeFailure, PeerThatGivesUpBeforeOrInsideTheCallIsNamedAtOnce) {
+  for (const bool enters : {false, true}) {
+    ExchangeWorld world(dims());
+    const WorkspaceDims sizes = dims();
+    CaseMaker cases(sizes, 6);
+    world.prepare(cases, inputs_of(cases));
+    world.gpu().synchronize();
+    const auto start = std::chrono::steady_clock::now();
+    GpuRank& gives_up = world.gpu().rank(1);
+    if (enters) {
+      gpu::count_slots(gives_up.view, gives_up.plan.data(), gives_up.routing_input(),
+                       gives_up.num_tokens, gives_up.stream);
+      gpu::enter_call(gives_up.view, gives_up.plan.data(), gpu::CallKind::forward, kForwardCall,
+                      gives_up.num_tokens, gives_up.stream);
+    }
+    world.gpu().rank(0).enqueue_forward(Pull::through_registers);
+    gpu::give_up(gives_up.view, gives_up.stream);
+    world.gpu().synchronize();
+    EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 1.0);
+    EXPECT_EQ(record(world, 1).is_set, 0U);
+    EXPECT_EQ(record(world, 0).code, FailureCode::peer_failed) << enters;
+    EXPECT_EQ(record(world, 0).peer, 1);
+    EXPECT_TRUE(is_poison(world.gpu().rank(0).out));
+    // Later calls wait for nobody.
+    world.gpu().forward(Pull::through_registers);
+    EXPECT_TRUE(is_poison(gives_up.out));
+    EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 1.0);
+  }
+}
+
 TEST_F(ExchangeFailure, RanksThatMakeDifferentCallsAreNamed) {
   ExchangeWorld world(dims());
   const WorkspaceDims sizes = dims();

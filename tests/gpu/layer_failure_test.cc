@@ -32,6 +32,13 @@ TEST(CudaFailures, AMissedDeadlineNamesThePeerAndStays) {
   });
 }
 
+TEST(CudaFailures, ADeadlineMayBeAsLongAsADoubleHolds) {
+  const Problem problem = make_problem(spec_with_tokens({12, 12}));
+  RunOptions options;
+  options.deadline_s = 1e300;
+  expect_right(problem, options);
+}
+
 TEST(CudaFailures, APeerThatRaisesBetweenCallsIsNamedLongBeforeTheDeadline) {
   const Problem problem = make_problem(spec_with_tokens({12, 12}));
   const auto start = std::chrono::steady_clock::now();

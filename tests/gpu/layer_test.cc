@@ -99,6 +99,65 @@ TEST(CudaArguments, StridedTokensAndFusedWeightsAreReadInPlace) {
   }
 }
 
+TEST(CudaArguments, ExpertsThatShareWeightsAreReadInPlace) {
+  Problem problem = make_problem(spec_with_tokens({40}));
+  const std::int64_t matrix = problem.spec.hidden_dim * problem.spec.intermediate_dim;
+  for (std::vector<bf16>* weights : {&problem.gate_EIH, &problem.up_EIH, &problem.down_EHI}) {
+    for (int expert = 1; expert < problem.spec.num_experts; ++expert) {
+      std::copy_n(weights->data(), matrix, weights->data() + expert * matrix);
+    }
+  }
+  const DeviceProblem copies(problem), shared(problem);
+  OneRank rank(cuda_config(problem.spec));
+  const TestStream stream;
+  const auto step = [&](const DeviceProblem& tensors, std::int64_t expert_stride) {
+    ForwardInput input = tensors.forward_input();
+    BackwardInput backward = tensors.backward_input();
+    for (ExpertWeights* experts : {&input.experts, &backward.experts}) {
+      for (ConstTensorView* weights : {&experts->gate, &experts->up, &experts->down}) {
+        weights->strides[0] = expert_stride;
+      }
+    }
+    const CallContext call = rank.layer.forward(input, tensors.forward_output(), stream);
+    rank.layer.backward(call, backward, tensors.backward_output(), stream);
+    rank.layer.check(stream);
+    return tensors.bits();
+  };
+  EXPECT_TRUE(step(shared, 0).equal(step(copies, matrix)));
+}
+
+TEST(CudaArguments, AGroupThatNeverHasATokenGetsZeroGradients) {
+  const DeviceProblem tensors(make_problem(spec_with_tokens({1})));
+  ForwardInput input = tensors.forward_input();
+  ForwardOutput output = tensors.forward_output();
+  BackwardInput backward_input = tensors.backward_input();
+  BackwardOutput backward_output = tensors.backward_output();
+  for (ConstTensorView* tensor :
+       {&input.x, &input.expert_ids, &input.weights, &backward_input.x, &backward_input.dy}) {
+    tensor->sizes[0] = 0;
+  }
+  for (TensorView* tensor : {&output.y, &backward_output.dx, &backward_output.dweights}) {
+    tensor->sizes[0] = 0;
+  }
+  for (const MemoryMode mode : {MemoryMode::saved, MemoryMode::recompute}) {
+    for (const Overlap overlap : {Overlap::on, Overlap::off}) {
+      LayerConfig config = cuda_config(spec_with_tokens({1}));
+      config.shape.max_tokens = config.row_capacity = 0;
+      config.memory_mode = mode;
+      config.overlap = overlap;
+      OneRank rank(config);
+      const TestStream stream;
+      tensors.poison();
+      const CallContext call = rank.layer.forward(input, output, stream);
+      rank.layer.backward(call, backward_input, backward_output, stream);
+      rank.layer.check(stream);
+      const std::vector<bf16> zeros(tensors.E * tensors.I * tensors.H);
+      EXPECT_TRUE(same_bits(tensors.dup.download(), zeros));
+      EXPECT_TRUE(same_bits(tensors.ddown.download(), zeros));
+    }
+  }
+}
+
 /// A step that was captured once.
 class CapturedStep {
  public:

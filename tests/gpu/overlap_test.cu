@@ -293,5 +293,76 @@ TEST(Overlap, RowsThatNeverArriveAreReported) {
   }
 }
 
+/// x that never arrives fails the call under the weight gradients: those that read x are not
+/// written, and what the call launches afterwards does nothing.
+TEST(Overlap, XThatNeverArrivesIsReportedAndNotMultiplied) {
+  MEGAMOE_SKIP_WITHOUT_DEVICE();
+  constexpr std::int64_t kHidden = 256, kIntermediate = 128, kExperts = 4;
+  LayerRanks layers(layer_dims(1, kExperts, 2, 100, kHidden, kIntermediate));
+  CaseMaker cases(layer_dims(1, kExperts, 2, 100, kHidden, kIntermediate), 41);
+  layers.set(Memory::saved, {});
+  layers.upload({cases.rank_input(100, Pattern::uniform)});
+  layers.poison();
+  layers.forward(Overlap::on);
+  LayerRank& layer = layers.layer(0);
+  GpuRank& rank = layer.rank();
+  rank.view.inner_deadline_ns = 300'000'000;
+  products::LaunchOptions options = layers.options;
+  options.stream = rank.stream;
+  DeviceBuffer<bf16> ddown(kExperts * kHidden * kIntermediate), dup(ddown.size()),
+      dgate(ddown.size());
+  const auto poison_gradients = [&] {
+    for (DeviceBuffer<bf16>* gradient : {&ddown, &dup, &dgate}) gradient->poison();
+    layers.ranks().synchronize();
+  };
+  const auto is_untouched = [](const DeviceBuffer<bf16>& buffer) {
+    const std::vector<bf16> values = buffer.download();
+    return std::all_of(values.begin(), values.end(),
+                       [](const bf16& value) { return value.bits == 0xffff; });
+  };
+  const auto rows_of = [&](const DeviceBuffer<bf16>& buffer) {
+    return ConstTensorView(tensor_view(buffer.data(), {rank.capacity, kHidden}));
+  };
+  const auto enqueue_weight_gradients = [&] {
+    const products::WeightGradient gradients[] = {
+        {rows_of(rank.dy_CH), layer.a_CI(),
+         tensor_view(ddown.data(), {kExperts, kHidden, kIntermediate})},
+        {layer.du_CI(), rows_of(rank.x_CH),
+         tensor_view(dup.data(), {kExperts, kIntermediate, kHidden})},
+        {layer.dg_CI(), rows_of(rank.x_CH),
+         tensor_view(dgate.data(), {kExperts, kIntermediate, kHidden})}};
+    gpu::RowsBeside beside;
+    beside.x_CH = rank.x_CH.data();
+    beside.dx_TH = rank.output();
+    beside.dweights_TK = {rank.dweights.data(), id_stride(rank.view.dims)};
+    beside.num_tokens = rank.num_tokens;
+    gpu::weight_gradients_beside_rows(rank.view, layer.plan(), gradients,
+                                      products::GradientMode::store, beside, options);
+  };
+  poison_gradients();
+  layer.enqueue_backward_plan();
+  gpu::order_pulls(rank.view, layer.plan(), layer.backward_rows(), rank.stream);
+  // One pull counts as taken, by nobody.
+  PullProgress* progress = rank.view.scratch_layout.pull_progress.in(rank.scratch.data()) +
+                           static_cast<int>(PulledBy::weight_gradients);
+  check_cuda(cudaMemsetAsync(&progress->next, 1, 1, rank.stream), "the next pull");
+  gpu::gate_up_gradient_and_pull(rank.view, layer.groups(), {}, layer.backward_rows(),
+                                 layer.experts().down(), layer.kept_g_CI(), layer.kept_u_CI(),
+                                 layer.gradients(), gpu::LastPass::by_weight_gradients, options);
+  gpu::announce(rank.view, device::Signal::gradients_sent, rank.stream);
+  enqueue_weight_gradients();
+  layers.ranks().synchronize();
+  const device::FailureRecord& record = *rank.view.failure;
+  EXPECT_EQ(record.code, device::FailureCode::rows_late);
+  EXPECT_EQ(record.seen + 1, record.expected);
+  EXPECT_FALSE(is_untouched(ddown));
+  EXPECT_TRUE(is_untouched(dup));
+  EXPECT_TRUE(is_untouched(dgate));
+  poison_gradients();
+  enqueue_weight_gradients();
+  layers.ranks().synchronize();
+  EXPECT_TRUE(is_untouched(ddown));
+}
+
 }  // namespace
 }  // namespace megamoe::testing

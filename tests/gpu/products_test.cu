@@ -102,7 +102,7 @@ TEST_F(Products, BitsDoNotDependOnSharingOrNumberOfSms) {
     options.sharing = Sharing::rows;
     const unsigned long long expected = output_bits(data, product, options);
     for (const Sharing sharing : {Sharing::rows, Sharing::channels}) {
-      for (const int num_sms : {0, 2, 50}) {
+      for (const int num_sms : {0, 2, 50, 1001}) {
         options.sharing = sharing;
         options.num_sms = num_sms;
         EXPECT_EQ(output_bits(data, product, options), expected)
@@ -287,7 +287,7 @@ TEST_F(Products, OtherActivationsGiveTheSameBitsSavingOrNotAndAgain) {
       if (product.name == "gate_up_saving") EXPECT_EQ(a_bits(product), plain);
       if (product.name.starts_with("d")) continue;  // no activation in them
       const unsigned long long expected = output_bits(data, product, {});
-      for (const int num_sms : {0, 2, 50}) {
+      for (const int num_sms : {0, 2, 50, 1001}) {
         LaunchOptions options;
         options.num_sms = num_sms;
         for (int i = 0; i < 50; ++i) {

@@ -1,4 +1,4 @@
-// `megamoe bench`: times the layer on the CPU backend beside the machine's measured peak.
+// `megamoe bench`: times the layer, or a step through several, beside the machine's measured peak.
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -12,6 +12,7 @@
 #include "bench/report.h"
 #include "bench/step_report.h"
 #include "commands/commands.h"
+#include "common/devices.h"
 #include "common/json_file.h"
 #include "common/machine.h"
 #include "cpu/fma_peak.h"
@@ -214,6 +215,7 @@ void run_bench(const BenchOptions& options, const std::string& command_line) {
       refuse("--shape", error.what());
     }
   }
+  require_devices_of(options.backend);
   std::optional<JsonFile> json_file;
   if (!options.json_path.empty()) json_file.emplace(options.json_path);
 

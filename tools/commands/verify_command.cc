@@ -11,6 +11,7 @@
 
 #include "commands/commands.h"
 #include "common/build_info.h"
+#include "common/devices.h"
 #include "common/json_file.h"
 #include "common/launch.h"
 #include "verify/problem.h"
@@ -228,6 +229,7 @@ void run_verify(VerifyOptions options) {
   const bool is_speaker = group == nullptr || group->rank() == 0;
   check_combination(options);
   check_memory(options);
+  require_devices_of(name_in(kBackends, options.run.backend));
   options.spec.tokens_per_rank.assign(options.num_ranks, options.num_tokens);
   std::optional<JsonFile> json;
   if (!options.json_path.empty() && is_speaker) json.emplace(options.json_path);

@@ -23,4 +23,8 @@ Device cpu_device();
 /// Defined twice: in cuda_devices.cc, and in cuda_devices_not_built.cc for builds without CUDA.
 CudaDevices cuda_devices();
 
+/// Throws Error(unsupported) where the backend "cuda" has no device, saying why: for commands,
+/// before they print or measure anything.
+void require_devices_of(const std::string& backend);
+
 }  // namespace megamoe::tools

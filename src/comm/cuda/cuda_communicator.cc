@@ -15,6 +15,7 @@
 #include "comm/cuda/nccl_library.h"
 #include "cuda/device_check.h"
 #include "cuda/runtime.h"
+#include "cuda/stream_order.h"
 #include "layer/agreement.h"
 #include "megamoe/cuda.h"
 
@@ -176,12 +177,15 @@ struct Place {
   std::array<char, 16> device_uuid{};
 };
 
-Place place_of(int device) {
+/// `prepare` is what else may fail there.
+template <class Prepare>
+Place place_of(const Prepare& prepare, int device) {
   Place place;
   place.process = getpid();
   place.outcome = outcome_of([&] {
     const cudaDeviceProp properties = cuda::require_device(device);
     std::memcpy(place.device_uuid.data(), properties.uuid.bytes, place.device_uuid.size());
+    prepare();
   });
   return place;
 }
@@ -210,7 +214,7 @@ Arrangement arrangement_of(const std::vector<Place>& places) {
                   "are threads of one process");
 }
 
-class CudaCommunicator final : public Communicator {
+class CudaCommunicator final : public cuda::OrderedCommunicator {
  public:
   CudaCommunicator(Communicator& group, int device) : group_(group), device_(device) {
     constexpr const char* kWhat = "the construction of a CUDA communicator";
@@ -219,7 +223,8 @@ class CudaCommunicator final : public Communicator {
                                               group.topology().describe() +
                                               " (the cpu backend takes that)");
     }
-    const Place mine = place_of(device);
+    const Place mine =
+        place_of([&] { order_ = std::make_shared<cuda::StreamOrder>(device); }, device);
     std::vector<Place> places(group.size());
     group.all_gather(&mine, places.data(), sizeof(mine), kWhat, kConstructionDeadlineS);
     for (int rank = 0; rank < size(); ++rank)
@@ -269,6 +274,7 @@ class CudaCommunicator final : public Communicator {
     return std::make_unique<WindowHeap>(nccl_group_, group_, bytes, device_, deadline_s);
   }
   void throw_if_peer_left() const override { group_.throw_if_peer_left(); }
+  [[nodiscard]] std::shared_ptr<cuda::StreamOrder> stream_order() const override { return order_; }
   void abort(const std::string& reason) noexcept override {
     if (nccl_group_ != nullptr) nccl_group_->fail();
     group_.abort(reason);
@@ -289,6 +295,7 @@ class CudaCommunicator final : public Communicator {
 
   Communicator& group_;
   int device_;
+  std::shared_ptr<cuda::StreamOrder> order_;
   std::shared_ptr<NcclGroup> nccl_group_;  ///< null where all ranks share a device
 };
 

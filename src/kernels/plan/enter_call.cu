@@ -268,6 +268,23 @@ __global__ __launch_bounds__(kThreads) void enter_kernel(const __grid_constant__
   }
 }
 
+/// The epoch is the next call's: peers that wait for any signal of this call, also where this rank
+/// has not entered it, then see that they wait in vain.
+__global__ __launch_bounds__(kMaxExperts) void give_up_kernel(
+    const __grid_constant__ RankView view) {
+  if (threadIdx.x == 0) {
+    CallControl& control = *view.control();
+    control.epoch += 1;
+    control.first_bad_slot = device::kNoBadSlot;
+    control.call_failed = 1;
+    control.failed_for_good = 1;
+  }
+  __syncthreads();
+  for (int what = 0; what < device::kNumSignals; ++what) {
+    signal_peers(view, static_cast<Signal>(what));
+  }
+}
+
 __global__ void reset_kernel(CallControl* control) {
   *control = CallControl{0, device::kNoBadSlot, 0, 0, 0, 0};
 }
@@ -289,11 +306,19 @@ void refuse_call(const RankView& view, std::byte* plan, CallKind kind, ErrorCode
   check_launch("refuse_call");
 }
 
+void give_up(const RankView& view, cudaStream_t stream) {
+  give_up_kernel<<<1, kMaxExperts, 0, stream>>>(view);
+  check_launch("give_up");
+}
+
 void reset_control(const RankView& view, cudaStream_t stream) {
   reset_kernel<<<1, 1, 0, stream>>>(view.control());
   check_launch("reset_control");
 }
 
-void load_enter_kernel() { load_kernel(reinterpret_cast<const void*>(&enter_kernel)); }
+void load_enter_kernel() {
+  load_kernel(reinterpret_cast<const void*>(&enter_kernel));
+  load_kernel(reinterpret_cast<const void*>(&give_up_kernel));
+}
 
 }  // namespace megamoe::gpu

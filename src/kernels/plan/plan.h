@@ -52,6 +52,10 @@ void enter_call(const RankView& view, std::byte* plan, CallKind kind, std::uint6
 void refuse_call(const RankView& view, std::byte* plan, CallKind kind, ErrorCode code,
                  cudaStream_t stream);
 
+/// This rank has entered a call, or was about to, that its host cannot enqueue to its end: it fails
+/// for good, and peers that wait for it in this call learn of it at once. Records nothing.
+void give_up(const RankView& view, cudaStream_t stream);
+
 /// Writes the tokens and slots of this rank's pull lists. Nothing runs when num_tokens is 0.
 void write_pull_lists(const RankView& view, std::byte* plan, std::int64_t num_tokens,
                       cudaStream_t stream);

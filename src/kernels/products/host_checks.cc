@@ -1,5 +1,6 @@
 #include "kernels/products/host_checks.h"
 
+#include <algorithm>
 #include <string>
 
 #include "kernels/products/tile_shape.h"
@@ -69,11 +70,11 @@ void launch_clusters(const void* kernel, std::initializer_list<void*> params,
                      const LaunchOptions& options, std::size_t shared_bytes) {
   int device = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  int num_sms = options.num_sms;
-  if (num_sms == 0) {
-    check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device),
-               "multiprocessor count");
-  }
+  int num_sms = 0;
+  check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device),
+             "multiprocessor count");
+  // CTAs beyond those that fit at once would find little to do, one wave late.
+  if (options.num_sms != 0) num_sms = std::min(num_sms, options.num_sms);
   if (num_sms < kClusterSize)
     refuse("num_sms", "must be at least 2, got " + std::to_string(num_sms));
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
