@@ -158,6 +158,26 @@ TEST(CudaArguments, AGroupThatNeverHasATokenGetsZeroGradients) {
   }
 }
 
+// Contexts are reused, what they say about their call is not.
+TEST(CudaContexts, KnowTheRowsOfTheirOwnCall) {
+  const Problem large = make_problem(spec_with_tokens({24}));
+  const Problem small = make_problem(spec_with_tokens({7}));
+  OneRank rank(cuda_config(large.spec));
+  const TestStream stream;
+  for (const Problem* problem : {&large, &small, &large}) {
+    const DeviceProblem tensors(*problem);
+    const CallContext call =
+        rank.layer.forward(tensors.forward_input(), tensors.forward_output(), stream);
+    std::vector<std::int64_t> wanted(problem->spec.num_experts);
+    for (const std::int32_t id : problem->expert_ids_TK) ++wanted.at(id);
+    EXPECT_EQ(call.num_rows(), 2 * tensors.T);
+    EXPECT_EQ(
+        std::vector<std::int64_t>(call.rows_per_expert(), call.rows_per_expert() + wanted.size()),
+        wanted);
+    rank.layer.check(stream);
+  }
+}
+
 /// A step that was captured once.
 class CapturedStep {
  public:
