@@ -1,6 +1,7 @@
 // Calls run in the order in which they were enqueued, whatever their streams.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <mutex>
 
@@ -71,11 +72,18 @@ class StreamOrder {
   bool has_call_ = false;
 };
 
-/// A communicator whose calls have one order, in whatever workspaces: a rank's calls then meet its
-/// peers' in the order in which they were enqueued.
+/// What all calls of a rank have in common, on whatever workspaces. The device is current.
+struct RankCalls {
+  explicit RankCalls(int device) : order(device) {}
+  StreamOrder order;
+  PinnedValue<std::uint32_t> stop;  ///< set once a peer has gone: kernels that wait give up
+};
+
+/// A communicator whose calls have one order: a rank's calls then meet its peers' in the order in
+/// which they were enqueued.
 class OrderedCommunicator : public Communicator {
  public:
-  [[nodiscard]] virtual std::shared_ptr<StreamOrder> stream_order() const = 0;
+  [[nodiscard]] virtual std::shared_ptr<RankCalls> calls() const = 0;
 };
 
 }  // namespace megamoe::cuda

@@ -20,9 +20,11 @@ int device_of(const Communicator& communicator) {
   return communicator.device();
 }
 
-std::shared_ptr<StreamOrder> order_of(const Communicator& communicator, int device) {
+std::shared_ptr<RankCalls> calls_of(const Communicator& communicator, int device) {
   const auto* ordered = dynamic_cast<const OrderedCommunicator*>(&communicator);
-  return ordered != nullptr ? ordered->stream_order() : std::make_shared<StreamOrder>(device);
+  if (ordered != nullptr) return ordered->calls();
+  const CurrentDevice current(device);
+  return std::make_shared<RankCalls>(device);
 }
 
 }  // namespace
@@ -30,7 +32,7 @@ std::shared_ptr<StreamOrder> order_of(const Communicator& communicator, int devi
 CudaWorkspace::CudaWorkspace(const LayerConfig& config, Workspace::Impl& workspace)
     : device(device_of(workspace.communicator)),
       local(device, workspace.bytes.local, "the row buffers of a workspace"),
-      order(order_of(workspace.communicator, device)),
+      calls(calls_of(workspace.communicator, device)),
       side(device),
       workspace_(workspace) {
   const CurrentDevice current(device);
@@ -49,7 +51,7 @@ CudaWorkspace::CudaWorkspace(const LayerConfig& config, Workspace::Impl& workspa
 
 CudaWorkspace::~CudaWorkspace() {
   const CurrentDevice current(device);
-  order->synchronize();
+  calls->order.synchronize();
 }
 
 void CudaWorkspace::check_device(cudaStream_t stream) const {
@@ -71,7 +73,7 @@ void CudaWorkspace::check_fork(cudaStream_t stream) const {
 
 void CudaWorkspace::poison() {
   const CurrentDevice current(device);
-  order->synchronize();
+  calls->order.synchronize();
   constexpr int kNan = 0xff;  // a NaN in bf16, fp32 and fp64; -1 as an integer
   std::byte* symmetric = workspace_.symmetric->peer(workspace_.communicator.rank());
   const OwnedStream stream;

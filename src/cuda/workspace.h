@@ -32,12 +32,11 @@ class CudaWorkspace final : public WorkspaceMemory {
   int device;
   DeviceMemory local;
   PinnedValue<device::FailureRecord> failure;
-  PinnedValue<std::uint32_t> stop;     ///< set once a peer has gone: kernels that wait give up
-  std::shared_ptr<StreamOrder> order;  ///< of all calls of the communicator
+  std::shared_ptr<RankCalls> calls;  ///< of the communicator
   SideStream side;
   StageClock stages;
   trace::Launches* trace = nullptr;  ///< builds with MEGAMOE_TRACE: where products are recorded
-  std::optional<Error> given_up;  ///< a call that the host could not enqueue to its end
+  std::optional<Error> given_up;     ///< a call that the host could not enqueue to its end
 
  private:
   Workspace::Impl& workspace_;

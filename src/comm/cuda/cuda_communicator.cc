@@ -223,8 +223,12 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
                                               group.topology().describe() +
                                               " (the cpu backend takes that)");
     }
-    const Place mine =
-        place_of([&] { order_ = std::make_shared<cuda::StreamOrder>(device); }, device);
+    const Place mine = place_of(
+        [&] {
+          const CurrentDevice current(device);
+          calls_ = std::make_shared<cuda::RankCalls>(device);
+        },
+        device);
     std::vector<Place> places(group.size());
     group.all_gather(&mine, places.data(), sizeof(mine), kWhat, kConstructionDeadlineS);
     for (int rank = 0; rank < size(); ++rank)
@@ -274,7 +278,7 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
     return std::make_unique<WindowHeap>(nccl_group_, group_, bytes, device_, deadline_s);
   }
   void throw_if_peer_left() const override { group_.throw_if_peer_left(); }
-  [[nodiscard]] std::shared_ptr<cuda::StreamOrder> stream_order() const override { return order_; }
+  [[nodiscard]] std::shared_ptr<cuda::RankCalls> calls() const override { return calls_; }
   void abort(const std::string& reason) noexcept override {
     if (nccl_group_ != nullptr) nccl_group_->fail();
     group_.abort(reason);
@@ -295,7 +299,7 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
 
   Communicator& group_;
   int device_;
-  std::shared_ptr<cuda::StreamOrder> order_;
+  std::shared_ptr<cuda::RankCalls> calls_;
   std::shared_ptr<NcclGroup> nccl_group_;  ///< null where all ranks share a device
 };
 
