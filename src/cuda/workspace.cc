@@ -55,6 +55,8 @@ CudaWorkspace::~CudaWorkspace() {
 }
 
 void CudaWorkspace::check_device(cudaStream_t stream) const {
+  // The runtime does not tell the device of a stream that is being captured.
+  if (is_capturing(stream)) return;
   int of_stream = 0;
   check(cudaStreamGetDevice(stream, &of_stream), "the device of the stream");
   if (of_stream != device) {

@@ -25,7 +25,7 @@ class CudaWorkspace final : public WorkspaceMemory {
   ~CudaWorkspace() override;
   void poison() override;
   /// Throw Error where a call cannot run on `stream`: it is of another device, or the side stream
-  /// is part of another capture.
+  /// is part of another capture. The device of a stream that is being captured is not known.
   void check_device(cudaStream_t stream) const;
   void check_fork(cudaStream_t stream) const;
 

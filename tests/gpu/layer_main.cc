@@ -2,6 +2,8 @@
 // trainer.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "megamoe/cuda.h"
 #include "verify/run.h"
 
@@ -19,6 +21,9 @@ class NeedsDevice : public testing::EmptyTestEventListener {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // Up to eight ranks share a device here; kernels wait for each other, so that each of their
+  // streams needs a queue of its own (docs/cuda.md).
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   megamoe::verify::set_default_backend(megamoe::Backend::cuda);
   testing::InitGoogleTest(&argc, argv);
   testing::UnitTest::GetInstance()->listeners().Append(new NeedsDevice);

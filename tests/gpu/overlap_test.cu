@@ -298,8 +298,9 @@ TEST(Overlap, RowsThatNeverArriveAreReported) {
 TEST(Overlap, XThatNeverArrivesIsReportedAndNotMultiplied) {
   MEGAMOE_SKIP_WITHOUT_DEVICE();
   constexpr std::int64_t kHidden = 256, kIntermediate = 128, kExperts = 4;
-  LayerRanks layers(layer_dims(1, kExperts, 2, 100, kHidden, kIntermediate));
-  CaseMaker cases(layer_dims(1, kExperts, 2, 100, kHidden, kIntermediate), 41);
+  const WorkspaceDims dims = layer_dims(1, kExperts, 2, 100, kHidden, kIntermediate);
+  LayerRanks layers(dims);
+  CaseMaker cases(dims, 41);
   layers.set(Memory::saved, {});
   layers.upload({cases.rank_input(100, Pattern::uniform)});
   layers.poison();
