@@ -82,17 +82,17 @@ TEST_F(ProductRows, SavedGateAndUpAreAccurate) {
       options.sharing = sharing;
       data.poison_outputs();
       product.launch(data, options);
-      for (const auto& [saved, weights] : {std::pair{&data.g_NI, &data.gate_eIH},
-                                           {&data.u_NI, &data.up_eIH}}) {
-        const double error =
-            sampled_error<SampledProduct::down>(data, {data.activation,
-                                                       0,
-                                                       {{data.x_NH.data(), data.hidden, 1}, {}},
-                                                       {{weights->data(), data.hidden, 1}, {}},
-                                                       std::int64_t{data.hidden} * data.intermediate,
-                                                       saved->data(),
-                                                       data.intermediate,
-                                                       data.hidden});
+      for (const auto& [saved, weights] :
+           {std::pair{&data.g_NI, &data.gate_eIH}, {&data.u_NI, &data.up_eIH}}) {
+        const double error = sampled_error<SampledProduct::down>(
+            data, {data.activation,
+                   0,
+                   {{data.x_NH.data(), data.hidden, 1}, {}},
+                   {{weights->data(), data.hidden, 1}, {}},
+                   std::int64_t{data.hidden} * data.intermediate,
+                   saved->data(),
+                   data.intermediate,
+                   data.hidden});
         EXPECT_LT(error, kBf16Tolerance) << (saved == &data.g_NI ? "g" : "u");
       }
     }
@@ -182,7 +182,8 @@ void expect_same_first_rows(ProductData& small, ProductData& large, const Produc
 TEST_F(ProductRows, BitsDoNotDependOnNeighbours) {
   // 300 rows of one expert are two tiles of 160 and 144; of 192 one.
   ProductData alone = make_data(640, 320, Groups({100}));
-  for (const Groups& groups : {Groups({300}), Groups({192}), Groups({101, 40}), Groups({100, 700})}) {
+  for (const Groups& groups :
+       {Groups({300}), Groups({192}), Groups({101, 40}), Groups({100, 700})}) {
     ProductData crowd = make_data(640, 320, groups);
     for (const ProductCase& product : product_cases())
       if (!is_weight_gradient(product)) expect_same_first_rows(alone, crowd, product);
@@ -217,7 +218,8 @@ TEST_F(ProductRows, ShapesOfPublishedModelsAreAccurate) {
     int intermediate;
     int num_experts;
   };
-  for (const Model& model : {Model{"mixtral", 4096, 14336, 8}, {"qwen2-57b", 3584, 2560, 64},
+  for (const Model& model : {Model{"mixtral", 4096, 14336, 8},
+                             {"qwen2-57b", 3584, 2560, 64},
                              {"qwen1.5-moe", 2048, 1408, 60}}) {
     SCOPED_TRACE(model.name);
     std::vector<std::int32_t> counts;
