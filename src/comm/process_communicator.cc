@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/longest_wait.h"
 #include "comm/meeting.h"
 #include "comm/shared_memory.h"
 #include "layer/agreement.h"
@@ -249,7 +250,7 @@ class ProcessCommunicator final : public Communicator {
 
   void meet(const MeetingPurpose& purpose, double deadline_s) {
     throw_if_broken();
-    const auto limit = std::chrono::duration<double>(std::min(deadline_s, 1e8));
+    const auto limit = std::chrono::duration<double>(std::min(deadline_s, kLongestWaitS));
     const auto deadline =
         SteadyClock::now() + std::chrono::duration_cast<SteadyClock::duration>(limit);
     const std::uint64_t meeting = ++num_meetings_;

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/longest_wait.h"
 #include "comm/meeting.h"
 #include "megamoe/communicator.h"
 #include "megamoe/error.h"
@@ -88,8 +89,7 @@ class ThreadGroup {
 
   void wait(std::unique_lock<std::mutex>& lock, int rank, std::uint64_t meeting, const char* what,
             double deadline_s) {
-    // Long deadlines are cut so that the addition below cannot overflow the clock.
-    const auto limit = std::chrono::duration<double>(std::min(deadline_s, 1e8));
+    const auto limit = std::chrono::duration<double>(std::min(deadline_s, kLongestWaitS));
     const auto deadline =
         SteadyClock::now() + std::chrono::duration_cast<SteadyClock::duration>(limit);
     while (meeting_ == meeting) {

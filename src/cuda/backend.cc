@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 
+#include "base/longest_wait.h"
 #include "cuda/check_arguments.h"
 #include "cuda/entry.h"
 #include "kernels/exchange/exchange.h"
@@ -15,8 +16,6 @@ namespace {
 
 using device::Signal;
 using gpu::CallKind;
-
-cudaStream_t to_cuda(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
 gpu::RowsInput rows_input(const ConstTensorView& tensor) {
   return {static_cast<const bf16*>(tensor.data), tensor.strides[0]};
@@ -55,10 +54,8 @@ std::int64_t padded_saved_rows(const LayerConfig& config, int num_ranks,
   return std::min(padded_row_capacity(of_saved), padded_row_capacity(dims));
 }
 
-/// Long deadlines are cut, as those of the host's waits are: nanoseconds of longer ones overflow.
 std::uint64_t to_ns(double seconds) {
-  constexpr double kThreeYearsS = 1e8;
-  return static_cast<std::uint64_t>(std::min(seconds, kThreeYearsS) * 1e9);
+  return static_cast<std::uint64_t>(std::min(seconds, kLongestWaitS) * 1e9);
 }
 
 }  // namespace

@@ -88,7 +88,7 @@ std::optional<Error> CudaBackend::wait_for(cudaStream_t stream) {
 }
 
 void CudaBackend::check(Stream stream_handle) {
-  const auto stream = static_cast<cudaStream_t>(stream_handle.handle);
+  const cudaStream_t stream = to_cuda(stream_handle);
   const CurrentDevice current(memory_.device);
   if (is_capturing(stream)) {
     throw Error(ErrorCode::invalid_argument,

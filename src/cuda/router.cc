@@ -118,7 +118,7 @@ struct CudaRouter::Impl {
   /// Runs launch(stream) as one call.
   template <class Launch>
   void enqueue(const RouterReads& reads, Stream stream_handle, const Launch& launch) {
-    const auto stream = static_cast<cudaStream_t>(stream_handle.handle);
+    const cudaStream_t stream = cuda::to_cuda(stream_handle);
     const cuda::StreamOrder::Turn turn(order, stream);
     launch(stream);
     gpu::report_refused(config, reads, scratch(), failure.get(), stream);
@@ -246,7 +246,7 @@ void CudaRouter::update_selection_bias(const ConstTensorView& global_load, float
 void CudaRouter::check(Stream stream) {
   Impl& router = *impl_;
   const CurrentDevice current(router.device);
-  cuda::check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream.handle)), "CudaRouter::check");
+  cuda::check(cudaStreamSynchronize(cuda::to_cuda(stream)), "CudaRouter::check");
   router.order.synchronize();
   gpu::RouterFailure& record = *router.failure.get();
   if (record.is_set == 0) return;

@@ -7,8 +7,11 @@
 
 #include "cuda/runtime.h"
 #include "megamoe/communicator.h"
+#include "megamoe/layer.h"
 
 namespace megamoe::cuda {
+
+inline cudaStream_t to_cuda(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
 inline bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;

@@ -4,15 +4,16 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/longest_wait.h"
+
 namespace megamoe::network {
 
 class Deadline {
  public:
   explicit Deadline(double seconds)
       : seconds_(seconds),
-        // Long deadlines are cut so that the addition cannot overflow the clock.
         end_(Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                std::chrono::duration<double>(std::min(seconds, 1e8)))) {}
+                                std::chrono::duration<double>(std::min(seconds, kLongestWaitS)))) {}
 
   [[nodiscard]] double seconds() const { return seconds_; }
   [[nodiscard]] bool has_passed() const { return Clock::now() >= end_; }
