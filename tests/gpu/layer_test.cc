@@ -1,6 +1,8 @@
 // What only the CUDA backend has to show of arguments, graphs, streams and memory.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cstdlib>
 #include <functional>
 
 #include "gpu/layer_device.h"
@@ -49,6 +51,23 @@ TEST(CudaArguments, AHostCommunicatorOrAMissingDeviceIsRefused) {
                [&] { const Workspace workspace(config, *threads[0]); });
   expect_error(ErrorCode::invalid_argument, {"device is 99"},
                [&] { make_cuda_communicator(*threads[0], 99); });
+}
+
+TEST(CudaArguments, RanksThatShareADeviceAreRefusedWhereTheyHaveTooFewQueues) {
+  constexpr const char* kVariable = "CUDA_DEVICE_MAX_CONNECTIONS";  // layer_main.cc has set it
+  const std::string queues = std::getenv(kVariable);
+  setenv(kVariable, "3", 1);
+  std::atomic<int> refusals = 0;
+  run_ranks(2, [&](Communicator& threads) {
+    expect_error(ErrorCode::unsupported, {"2 ranks share CUDA device 0", "need 4", kVariable},
+                 [&] { make_cuda_communicator(threads, 0); });
+    ++refusals;
+    threads.barrier("both were refused", 60);
+    if (threads.rank() == 0) setenv(kVariable, queues.c_str(), 1);
+    threads.barrier("the variable is as it was", 60);
+    EXPECT_NO_THROW(make_cuda_communicator(threads, 0));
+  });
+  EXPECT_EQ(refusals, 2);
 }
 
 TEST(CudaArguments, StridedTokensAndFusedWeightsAreReadInPlace) {

@@ -13,6 +13,7 @@
 
 #include "comm/cuda/lsa_pointers.h"
 #include "comm/cuda/nccl_library.h"
+#include "comm/hardware_queues.h"
 #include "cuda/device_check.h"
 #include "cuda/runtime.h"
 #include "cuda/stream_order.h"
@@ -233,7 +234,10 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
     group.all_gather(&mine, places.data(), sizeof(mine), kWhat, kConstructionDeadlineS);
     for (int rank = 0; rank < size(); ++rank)
       throw_if_failed(places[rank].outcome, rank, group.rank());
-    if (arrangement_of(places) == Arrangement::one_device) return;
+    if (arrangement_of(places) == Arrangement::one_device) {
+      require_hardware_queues(size(), device);
+      return;
+    }
 
     struct IdRecord {
       LocalOutcome outcome;
