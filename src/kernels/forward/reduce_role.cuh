@@ -27,7 +27,8 @@ inline constexpr std::uint32_t kReduceBufferBytes = kReduceSlots * kReducePartBy
 
 struct ReduceShared {
   std::uint64_t slots_arrived[kReduceBuffers];
-  std::uint32_t loads_done;  ///< the CTA's load role has issued its last load
+  /// The CTA's load role has issued its last load. A hint that nothing orders: atomics alone.
+  std::uint32_t loads_done;
 };
 
 /// One thread; a CTA barrier follows.
@@ -152,12 +153,16 @@ class ReduceRing {
   device::RingPosition<kReduceBuffers> use_;
 };
 
-__device__ inline bool are_loads_done(const ReduceShared& shared) {
-  return *const_cast<const volatile std::uint32_t*>(&shared.loads_done) != 0;
+__device__ inline void note_loads_done(ReduceShared& shared) {
+  atomicExch_block(&shared.loads_done, 1U);
+}
+
+__device__ inline bool are_loads_done(ReduceShared& shared) {
+  return atomicOr_block(&shared.loads_done, 0U) != 0;
 }
 
 /// True once all ranks have sent their gradients; false where the CTA's work is over before.
-__device__ inline bool gradients_arrive(const RankView& view, const ReduceShared& shared,
+__device__ inline bool gradients_arrive(const RankView& view, ReduceShared& shared,
                                         trace::Recorder& recorder) {
   const trace::Span span(recorder, trace::Event::awaits_gradients);
   constexpr unsigned kPauseNs = 1000;
@@ -175,7 +180,8 @@ __device__ inline bool gradients_arrive(const RankView& view, const ReduceShared
       __syncwarp();  // what one lane has acquired, the others read
       return true;
     }
-    if (__any_sync(0xffffffffU, are_loads_done(shared))) return false;
+    const bool is_over = device::lane_idx() == 0 && are_loads_done(shared);
+    if (__any_sync(0xffffffffU, is_over)) return false;
     __nanosleep(kPauseNs);
   }
 }

@@ -104,7 +104,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
             params, shared, cta_rank, [&](const GradientTile& tile, trace::Recorder& recorder) {
               if (tile.job >= params.num_early_jobs) x.await(recorder);
             });
-        *const_cast<volatile std::uint32_t*>(&beside.reduction.loads_done) = 1;
+        gpu::note_loads_done(beside.reduction);
       }
     } else if (warp == static_cast<int>(ProducerWarp::pulls)) {
       trace::Recorder recorder(params.trace_region, trace::track_warp_3, device::lane_idx());
