@@ -12,6 +12,7 @@
 #include "bench/report.h"
 #include "bench/step_report.h"
 #include "commands/commands.h"
+#include "commands/layer_choices.h"
 #include "common/devices.h"
 #include "common/json_file.h"
 #include "common/machine.h"
@@ -26,9 +27,7 @@ struct BenchOptions {
   int num_ranks = 2;
   int num_threads = 0;
   std::string backend = "cpu";
-  std::string mode = "saved";
-  std::string overlap = "on";
-  std::string weight_gradients = "store-bf16";
+  LayerChoices layer;
   std::string routing = "uniform";
   int num_repeats = 7;
   bool times_steps = false;
@@ -58,12 +57,7 @@ LayerConfig layer_config(const BenchOptions& options, const bench::NamedShape& n
   LayerConfig config;
   config.shape = named.shape;
   config.shape.max_tokens = options.num_tokens;
-  config.memory_mode = options.mode == "saved" ? MemoryMode::saved : MemoryMode::recompute;
-  config.overlap = options.overlap == "on" ? Overlap::on : Overlap::off;
-  config.weight_gradient_mode =
-      options.weight_gradients == "store-bf16"   ? WeightGradientMode::store_bf16
-      : options.weight_gradients == "store-fp32" ? WeightGradientMode::store_fp32
-                                                 : WeightGradientMode::accumulate_fp32;
+  options.layer.apply_to(config);
   config.num_threads = options.num_threads;
   if (config.shape.num_experts % options.num_ranks != 0) {
     refuse("--ranks", named.name + " has " + std::to_string(config.shape.num_experts) +
@@ -245,16 +239,7 @@ void add_bench_command(CLI::App& app, const std::string& command_line) {
                    "cpu: ranks are threads; cuda: ranks have a GPU each, or share one")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
-  command
-      ->add_option("--overlap", options->overlap,
-                   "Whether communication runs under computation (cuda)")
-      ->check(CLI::IsMember({"on", "off"}))
-      ->capture_default_str();
-  command
-      ->add_option("--weight-gradients", options->weight_gradients,
-                   "store-bf16, store-fp32 or accumulate-fp32")
-      ->check(CLI::IsMember({"store-bf16", "store-fp32", "accumulate-fp32"}))
-      ->capture_default_str();
+  add_layer_choices(*command, options->layer);
   command->add_option("--tokens", options->num_tokens, "Tokens of each rank")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
@@ -265,11 +250,6 @@ void add_bench_command(CLI::App& app, const std::string& command_line) {
       ->add_option("--threads", options->num_threads,
                    "Threads of each rank; 0 divides the machine's cores among the ranks")
       ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
-  command
-      ->add_option("--mode", options->mode,
-                   "What forward keeps for backward: saved (g and u) or recompute (neither)")
-      ->check(CLI::IsMember({"saved", "recompute"}))
       ->capture_default_str();
   command
       ->add_option(

@@ -9,6 +9,7 @@
 #include "bench/routing.h"
 #include "bench/shapes.h"
 #include "commands/commands.h"
+#include "commands/layer_choices.h"
 #include "common/json_file.h"
 #include "trace/chrome_json.h"
 #include "trace/record.h"
@@ -22,8 +23,7 @@ struct TraceOptions {
   std::int64_t num_tokens = 8192;
   int num_ranks = 2;
   std::string pass = "forward";
-  std::string mode = "saved";
-  std::string overlap = "on";
+  LayerChoices layer;
   std::string routing = "uniform";
   std::uint64_t seed = 1;
   int num_sms = 8;
@@ -47,8 +47,7 @@ LayerConfig layer_config(const TraceOptions& options) {
     throw CLI::ValidationError("--shape", error.what());
   }
   config.shape.max_tokens = options.num_tokens;
-  config.memory_mode = options.mode == "saved" ? MemoryMode::saved : MemoryMode::recompute;
-  config.overlap = options.overlap == "on" ? Overlap::on : Overlap::off;
+  options.layer.apply_to(config);
   if (config.shape.num_experts % options.num_ranks != 0) {
     throw CLI::ValidationError("--ranks", options.shape + " has " +
                                               std::to_string(config.shape.num_experts) +
@@ -111,14 +110,7 @@ void add_trace_command(CLI::App& app, const std::string& command_line) {
   command->add_option("--pass", options->pass, "forward or backward")
       ->check(CLI::IsMember({"forward", "backward"}))
       ->capture_default_str();
-  command
-      ->add_option("--mode", options->mode,
-                   "What forward keeps for backward: saved (g and u) or recompute (neither)")
-      ->check(CLI::IsMember({"saved", "recompute"}))
-      ->capture_default_str();
-  command->add_option("--overlap", options->overlap, "Whether communication runs under computation")
-      ->check(CLI::IsMember({"on", "off"}))
-      ->capture_default_str();
+  add_layer_choices(*command, options->layer);
   command->add_option("--routing", options->routing, "As in bench")
       ->check(CLI::IsMember({"uniform", "zipf", "one-expert"}))
       ->capture_default_str();
