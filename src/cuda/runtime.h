@@ -1,5 +1,5 @@
-// The CUDA runtime as the host side of the backend uses it: errors as exceptions, memory and the
-// current device as scopes.
+// The CUDA runtime as the host side of the backend uses it: memory and the current device as
+// scopes.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,17 +9,9 @@
 #include <string>
 #include <utility>
 
-#include "megamoe/error.h"
+#include "device/cuda_check.h"
 
 namespace megamoe::cuda {
-
-/// Throws Error(internal) naming `what`, out_of_memory where that is the reason.
-inline void check(cudaError_t status, const std::string& what) {
-  if (status == cudaSuccess) return;
-  cudaGetLastError();  // an error that is reported here must not show up at the next launch
-  throw Error(status == cudaErrorMemoryAllocation ? ErrorCode::out_of_memory : ErrorCode::internal,
-              what + ": " + cudaGetErrorString(status));
-}
 
 /// Makes `device` current on this thread for a scope.
 class CurrentDevice {

@@ -3,8 +3,8 @@
 #include <string>
 
 #include "comm/gpu_workspace_layout.h"
+#include "kernels/exchange/exchange.h"
 #include "kernels/forward/forward.h"
-#include "kernels/launch.h"
 #include "kernels/plan/plan.h"
 #include "kernels/products/products.h"
 

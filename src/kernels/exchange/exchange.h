@@ -74,4 +74,8 @@ void push_rows(const RankView& view, std::byte* plan, const bf16* rows_CH,
 void push_dweights(const RankView& view, std::byte* plan, const RowOrigin* origin_C,
                    const DweightSegments& dweights, cudaStream_t stream);
 
+/// Loads the exchange's kernels and those of plan and reduction; call once before the first call of
+/// a process (kernels/launch.h says why).
+void load_exchange_kernels();
+
 }  // namespace megamoe::gpu

@@ -123,9 +123,9 @@ __global__ __launch_bounds__(kMoverThreads, kBulkBlocksAnSm) void pull_in_bulk_k
 void pull_rows_in_bulk(const RankView& view, std::byte* plan, const PulledRows& rows,
                        cudaStream_t stream) {
   constexpr int kSharedBytes = sizeof(BulkShared);
-  check_cuda(cudaFuncSetAttribute(pull_in_bulk_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  kSharedBytes),
-             "shared memory of pull_rows_in_bulk");
+  cuda::check(cudaFuncSetAttribute(pull_in_bulk_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   kSharedBytes),
+              "shared memory of pull_rows_in_bulk");
   pull_in_bulk_kernel<<<num_multiprocessors() * kBulkBlocksAnSm, kMoverThreads, kSharedBytes,
                         stream>>>(view, plan, rows, RowCut(view.dims.hidden_dim));
   check_launch("pull_rows_in_bulk");

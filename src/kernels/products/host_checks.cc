@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "kernels/launch.h"
 #include "kernels/products/tile_shape.h"
 #include "megamoe/error.h"
 
@@ -13,12 +14,6 @@ constexpr std::int64_t kChannelMultiple = 64;
 
 [[noreturn]] void refuse(const char* name, const std::string& reason) {
   throw Error(ErrorCode::invalid_argument, std::string(name) + ": " + reason);
-}
-
-void check_cuda(cudaError_t status, const char* what) {
-  if (status != cudaSuccess) {
-    throw Error(ErrorCode::internal, std::string(what) + ": " + cudaGetErrorString(status));
-  }
 }
 
 void check_columns(const ConstTensorView& view, std::int64_t num_columns, const char* name) {
@@ -68,25 +63,21 @@ void check_absent(const ConstTensorView& view, const Activation& activation, con
 
 void launch_clusters(const void* kernel, std::initializer_list<void*> params,
                      const LaunchOptions& options, std::size_t shared_bytes) {
-  int device = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  int num_sms = 0;
-  check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device),
-             "multiprocessor count");
+  int num_sms = gpu::num_multiprocessors();
   // CTAs beyond those that fit at once would find little to do, one wave late.
   if (options.num_sms != 0) num_sms = std::min(num_sms, options.num_sms);
   if (num_sms < kClusterSize)
     refuse("num_sms", "must be at least 2, got " + std::to_string(num_sms));
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(shared_bytes)),
-             "dynamic shared memory of a product kernel");
+  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   static_cast<int>(shared_bytes)),
+              "dynamic shared memory of a product kernel");
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(num_sms / kClusterSize * kClusterSize));
   config.blockDim = dim3(kNumThreads);
   config.dynamicSmemBytes = shared_bytes;
   config.stream = options.stream;
-  check_cuda(cudaLaunchKernelExC(&config, kernel, const_cast<void**>(params.begin())),
-             "launch of a product kernel");
+  cuda::check(cudaLaunchKernelExC(&config, kernel, const_cast<void**>(params.begin())),
+              "launch of a product kernel");
 }
 
 }  // namespace megamoe::products

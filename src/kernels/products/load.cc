@@ -1,33 +1,23 @@
-#include <string>
-
+// Every kernel of the products that is launched alone.
 #include "base/activation.h"
+#include "kernels/launch.h"
 #include "kernels/products/entries.h"
 #include "kernels/products/products.h"
-#include "megamoe/error.h"
 
 namespace megamoe::products {
 namespace {
 
-void load(const void* kernel) {
-  cudaFuncAttributes attributes{};
-  const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
-  if (status != cudaSuccess) {
-    throw Error(ErrorCode::internal,
-                std::string("loading a product kernel: ") + cudaGetErrorString(status));
-  }
-}
-
 template <class Gated>
 void load_gated() {
-  load(row_product_with<RowProduct::gate_up, Gated>());
-  load(row_product_with<RowProduct::gate_up_saving, Gated>());
-  load(gate_up_gradient_with<Gated>());
+  gpu::load_kernel(row_product_with<RowProduct::gate_up, Gated>());
+  gpu::load_kernel(row_product_with<RowProduct::gate_up_saving, Gated>());
+  gpu::load_kernel(gate_up_gradient_with<Gated>());
 }
 template <class Ungated>
 void load_ungated() {
-  load(row_product_with<RowProduct::up, Ungated>());
-  load(row_product_with<RowProduct::up_saving, Ungated>());
-  load(gate_up_gradient_with<Ungated>());
+  gpu::load_kernel(row_product_with<RowProduct::up, Ungated>());
+  gpu::load_kernel(row_product_with<RowProduct::up_saving, Ungated>());
+  gpu::load_kernel(gate_up_gradient_with<Ungated>());
 }
 
 }  // namespace
@@ -40,7 +30,7 @@ void load_product_kernels() {
         weight_gradient_bf16_sharing_rows(), weight_gradient_bf16_sharing_channels(),
         weight_gradient_fp32_sharing_rows(), weight_gradient_fp32_sharing_channels(),
         gate_up_gradient_sharing_rows(), gate_up_gradient_sharing_channels()}) {
-    load(kernel);
+    gpu::load_kernel(kernel);
   }
   load_gated<ClampedSwiGlu>();
   load_gated<GeluErf>();
