@@ -46,27 +46,35 @@ const char* name_of(products::Sharing sharing) {
                                                   : "auto";
 }
 
+/// The ceilings of the run.
+struct Ceilings {
+  double dense_tflops;
+  double copy_tb_per_s;
+};
+
 struct Record {
   std::string shape;
   std::string product;
   std::string sharing;
   Timing timing;
-  double tflops;
-  double share;
+  double flops;
+  double bytes;
   double error;
   double tolerance;
-  double dense_tflops;
+
+  [[nodiscard]] double tflops() const { return flops / timing.median_ms / 1e9; }
 };
 
-void print(const Record& record) {
+void print(const Record& record, const Ceilings& ceilings) {
   std::printf("%-12s %-16s %-9s %8.3f ms (%.3f..%.3f) %7.1f TFLOP/s %.3f P  error %.2e\n",
               record.shape.c_str(), record.product.c_str(), record.sharing.c_str(),
-              record.timing.median_ms, record.timing.min_ms, record.timing.max_ms, record.tflops,
-              record.share, record.error);
+              record.timing.median_ms, record.timing.min_ms, record.timing.max_ms, record.tflops(),
+              record.tflops() / ceilings.dense_tflops, record.error);
   std::fflush(stdout);
 }
 
-void write_json(const std::string& path, const std::vector<Record>& records) {
+void write_json(const std::string& path, const std::vector<Record>& records,
+                const Ceilings& ceilings) {
   std::ofstream file(path);
   file << "[\n";
   for (std::size_t i = 0; i < records.size(); ++i) {
@@ -74,8 +82,9 @@ void write_json(const std::string& path, const std::vector<Record>& records) {
     file << "{\"shape\": \"" << r.shape << "\", \"product\": \"" << r.product
          << "\", \"sharing\": \"" << r.sharing << "\", \"ms\": " << r.timing.median_ms
          << ", \"min_ms\": " << r.timing.min_ms << ", \"max_ms\": " << r.timing.max_ms
-         << ", \"tflops\": " << r.tflops << ", \"share_of_dense\": " << r.share
-         << ", \"relative_error\": " << r.error << ", \"dense_tflops\": " << r.dense_tflops << "}"
+         << ", \"flops\": " << r.flops << ", \"bytes\": " << r.bytes
+         << ", \"relative_error\": " << r.error << ", \"dense_tflops\": " << ceilings.dense_tflops
+         << ", \"copy_tb_per_s\": " << ceilings.copy_tb_per_s << "}"
          << (i + 1 < records.size() ? ",\n" : "\n");
   }
   file << "]\n";
@@ -100,8 +109,9 @@ void write_rows(const std::string& path) {
 int run(const Arguments& arguments) {
   if (!arguments.rows.empty()) write_rows(arguments.rows);
   std::vector<Record> records;
-  const double first_dense = dense_tflops();
-  std::printf("dense 8192^3: %.1f TFLOP/s\n", first_dense);
+  const Ceilings ceilings{dense_tflops(), copy_tb_per_s()};
+  std::printf("dense 8192^3: %.1f TFLOP/s, device copy: %.2f TB/s\n", ceilings.dense_tflops,
+              ceilings.copy_tb_per_s);
   for (const Shape& shape : shapes()) {
     if (!listed(arguments.shapes, shape.name)) continue;
     const RaggedRows rows = route_uniformly(shape, 2, 8192);
@@ -123,16 +133,19 @@ int run(const Arguments& arguments) {
         product.launch(data, options);
         const double error = product.sampled_error(data);
         const Timing timing = time_burst([&] { product.launch(data, options); });
-        const double flops = product.flops(shape.hidden, shape.intermediate, rows.total);
-        const double tflops = flops / timing.median_ms / 1e9;
-        records.push_back({shape.name, product.name, name_of(sharing), timing, tflops,
-                           tflops / first_dense, error, product.tolerance, first_dense});
-        print(records.back());
+        const auto num_rows = static_cast<double>(rows.total);
+        const auto num_experts = static_cast<double>(rows.count.size());
+        records.push_back(
+            {shape.name, product.name, name_of(sharing), timing,
+             product.work.flops(num_rows, shape.hidden, shape.intermediate),
+             product.work.bytes(num_rows, num_experts, shape.hidden, shape.intermediate), error,
+             product.tolerance});
+        print(records.back(), ceilings);
       }
     }
   }
   std::printf("dense 8192^3 at the end: %.1f TFLOP/s\n", dense_tflops());
-  if (!arguments.json.empty()) write_json(arguments.json, records);
+  if (!arguments.json.empty()) write_json(arguments.json, records, ceilings);
   int num_wrong = 0;
   for (const Record& record : records) {
     if (!(record.error < record.tolerance)) {

@@ -72,4 +72,17 @@ inline double dense_tflops() {
   return 2.0 * kSize * kSize * kSize / timing.median_ms / 1e9;
 }
 
+/// Bytes a second, in TB/s, of a copy within the device's memory: those read and those written.
+inline double copy_tb_per_s() {
+  constexpr std::int64_t kBytes = std::int64_t{2} << 30;
+  const testing::DeviceBuffer<std::uint8_t> from(kBytes);
+  const testing::DeviceBuffer<std::uint8_t> to(kBytes);
+  const Timing timing = time_burst([&] {
+    testing::check_cuda(
+        cudaMemcpyAsync(to.data(), from.data(), kBytes, cudaMemcpyDeviceToDevice, nullptr),
+        "device copy");
+  });
+  return 2.0 * kBytes / timing.median_ms / 1e9;
+}
+
 }  // namespace megamoe::bench

@@ -1,0 +1,111 @@
+"""The record of the products, from small files of the kind that products_bench and grouped_mm.py write."""
+
+import importlib.util
+import json
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+#: P is 800 TFLOP/s and memory 4 TB/s. down: 400 TFLOP/s, FLOPs take 1 ms and bytes 0.5. dw_fp32_add: 100 TFLOP/s,
+#: 0.5 ms and 3.
+MEASURED = [
+    {"shape": "qwen3-30b", "product": "down", "sharing": "auto", "ms": 2.0, "flops": 8e11, "bytes": 2e9},
+    {"shape": "qwen3-30b", "product": "down", "sharing": "rows", "ms": 1.0, "flops": 8e11, "bytes": 2e9},
+    {"shape": "qwen3-30b", "product": "dw_fp32_add", "sharing": "auto", "ms": 4.0, "flops": 4e11, "bytes": 12e9},
+    {"shape": "mixtral", "product": "dx", "sharing": "auto", "ms": 1.0, "flops": 7e11, "bytes": 1e9},
+]
+RUN = {"dense_tflops": 800.0, "copy_tb_per_s": 4.0, "min_ms": 0.5, "max_ms": 5.0, "relative_error": 1.66e-3}
+TORCH = [
+    {
+        "layer": "grouped_mm",
+        "shape": "qwen3-30b",
+        "dense_tflops": 790.0,
+        "products": {"down": {"ms": 2.5, "tflops": 320.0}},
+    },
+    {
+        "layer": "grouped_mm",
+        "shape": "mixtral",
+        "dense_tflops": 790.0,
+        "products": {"dx": {"ms": 0.9, "tflops": 777.0}},
+    },
+]
+
+
+@pytest.fixture
+def record():
+    spec = importlib.util.spec_from_file_location("record", ROOT / "bench/products/record.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    # These rows have few of the products; the shares asked are the module's own.
+    module.LEAST_SHARES = {"qwen3-30b": {"down": module.LEAST_SHARES["qwen3-30b"]["down"]}}
+    return module
+
+
+@pytest.fixture
+def files(tmp_path):
+    paths = tmp_path / "products.json", tmp_path / "torch.json"
+    paths[0].write_text(json.dumps([one | RUN for one in MEASURED]))
+    paths[1].write_text(json.dumps(TORCH))
+    return [str(path) for path in paths]
+
+
+def written(record, folder, files, monkeypatch):
+    monkeypatch.setattr(
+        record, "first_line", lambda command: "NVIDIA H200" if "--query-gpu=name" in command else "some version"
+    )
+    assert record.main([*files, "--output", str(folder), "--commit", "0123456789abcdef", "--command", "a command"]) == 0
+    text = (folder / "products-h200.md").read_text()
+    return json.loads((folder / "products-h200.json").read_text()), text
+
+
+def test_floors_and_shares_follow_from_flops_and_bytes(record, tmp_path, files, monkeypatch):
+    records, text = written(record, tmp_path, files, monkeypatch)
+    assert [(one["layer"], one["shape"]) for one in records] == [
+        ("megamoe", "qwen3-30b"),
+        ("megamoe", "mixtral"),
+        ("grouped_mm", "qwen3-30b"),
+        ("grouped_mm", "mixtral"),
+    ]
+    assert all(one["commit"] == "0123456789abcdef" and one["command"] == "a command" for one in records)
+    assert len({one["run"] for one in records}) == 1
+    down, added = records[0]["products"]["down"], records[0]["products"]["dw_fp32_add"]
+    expected = {
+        "ms": 2.0,
+        "tflops": 400.0,
+        "share_of_dense": 0.5,
+        "gigabytes": 2.0,
+        "share_of_copy": 0.25,
+        "floor_ms": 1.0,
+    }
+    assert {name: down[name] for name in expected} == pytest.approx(expected)
+    assert (down["binds"], down["torch_tflops"], down["torch_alone_tflops"]) == ("FLOPs", 320.0, 320.0)
+    expected = {"tflops": 100.0, "share_of_dense": 0.125, "gigabytes": 12.0, "share_of_copy": 0.75, "floor_ms": 3.0}
+    assert {name: added[name] for name in expected} == pytest.approx(expected)
+    assert (added["binds"], added["torch_tflops"]) == ("bytes", None)
+    assert "| qwen3-30b | (b) down | 2.000 | 400 | 0.500 | 2.00 | 0.25 | 1.000 | FLOPs | 320 | 320 | 1.66e-03 |" in text
+    assert "| qwen3-30b | 12.0 | 4.00 | 3.00 | 0.75 |" in text
+
+
+def test_what_falls_short_is_named(record, tmp_path, files, monkeypatch):
+    _, text = written(record, tmp_path, files, monkeypatch)
+    assert "Missed:\n\n- qwen3-30b (b) down: 0.500 P, asked 0.66\n" in text and "All hold" not in text
+    assert "At other shapes slower than torch's:\n\n- mixtral (d) dx: 700 TFLOP/s, torch's 777\n" in text
+    record.LEAST_SHARES = {"qwen3-30b": {"down": 0.49}}
+    assert "All hold." in written(record, tmp_path, files, monkeypatch)[1]
+    record.LEAST_SHARES["mixtral"] = {}
+    assert "Missed:\n\n- mixtral (d) dx: 700 TFLOP/s, torch's 777\n" in written(record, tmp_path, files, monkeypatch)[1]
+
+
+def test_a_product_that_was_asked_for_and_not_measured_is_no_record(record, tmp_path, files, monkeypatch):
+    record.LEAST_SHARES = {"qwen3-30b": {"down": 0.49, "p": 0.6}}
+    with pytest.raises(ValueError, match="qwen3-30b: p was not measured"):
+        written(record, tmp_path, files, monkeypatch)
+    assert not list(tmp_path.glob("products-h200.*"))
+
+
+def test_without_torch_only_ours_is_recorded(record, tmp_path, files, monkeypatch):
+    records, text = written(record, tmp_path, files[:1], monkeypatch)
+    assert [one["layer"] for one in records] == ["megamoe", "megamoe"]
+    assert records[0]["products"]["down"]["torch_tflops"] is None and "slower than torch" not in text
