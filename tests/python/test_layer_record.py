@@ -1,0 +1,87 @@
+"""The record of the layer, from records of the kind that scripts/gpu_check collects."""
+
+import importlib.util
+import json
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+SIZE = {"shape": "qwen3-30b", "tokens_per_rank": 8192, "ranks": 2, "dense_tflops": 800.0, "run": "one", "commit": "0" * 40}
+OURS = SIZE | {
+    "layer": "megamoe",
+    "path": "fused",
+    "mode": "saved",
+    "weight_gradients": "store_bf16",
+    "forward_ms": 1.0,
+    "forward_ms_range": [0.9, 1.1],
+    "forward_tflops": 400.0,
+    "backward_ms": 2.0,
+    "backward_ms_range": [1.9, 2.5],
+    "backward_tflops": 600.0,
+    "exposed_share": 0.017,
+    "start_share": 0.026,
+    "forward_tail_share": 0.06,
+    "backward_tail_share": 0.01,
+    "peers_awaited_share": 0.0,
+    "summed_beside_share": 1.0,
+    "forward_stages_ms": {"gate_up": 0.6, "down": 0.4},
+    "backward_stages_ms": {"p": 0.5},
+    "hardware": "2 x NVIDIA H200",
+    "command": "megamoe bench",
+}
+BASELINE = SIZE | {
+    "layer": "torchtitan",
+    "compiled": True,
+    "forward_ms": 4.0,
+    "forward_tflops": 100.0,
+    "backward_ms": 5.0,
+    "backward_tflops": 240.0,
+}
+RECORDS = [
+    OURS,
+    OURS | {"weight_gradients": "accumulate_fp32", "backward_ms": 2.5, "backward_tflops": 480.0},
+    BASELINE,
+    BASELINE | {"compiled": False, "forward_ms": 6.0},
+    # Another run and another size: what is above is no baseline of these.
+    OURS | {"run": "two", "path": "sequential"},
+    OURS | {"tokens_per_rank": 1024},
+]
+
+
+@pytest.fixture
+def written(tmp_path):
+    spec = importlib.util.spec_from_file_location("layer_record", ROOT / "bench/layer_record.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name, part in {"first": RECORDS[:4], "second": RECORDS[4:]}.items():
+        (tmp_path / name).write_text(json.dumps(part))
+    assert module.main([str(tmp_path / "first"), str(tmp_path / "second"), "--output", str(tmp_path), "--name", "gpu"]) == 0
+    return json.loads((tmp_path / "layer-gpu.json").read_text()), (tmp_path / "layer-gpu.md").read_text()
+
+
+def test_ratios_are_over_the_baseline_of_the_same_run_and_size(written):
+    records, text = written
+    assert records == RECORDS
+    row = "| qwen3-30b | overlap, saved | 1.00 [0.90, 1.10] | 400, 0.500 |"
+    assert f"{row} 4.00 (6.00) | 2.00 [1.90, 2.50] | 600, 0.750 | 2.50 (2.50) |" in text
+    assert f"{row}  | 2.00 [1.90, 2.50] | 600, 0.750 |  |" in text  # 1024 tokens
+    assert "| qwen3-30b | sequential, saved | 1.00 [0.90, 1.10] | 400, 0.500 |  |" in text
+    assert "| qwen3-30b | baseline, compiled | 4.00 | 100, 0.125 |  | 5.00 | 240, 0.300 |  |" in text
+
+
+def test_gradients_that_are_added_into_fp32_are_a_row_of_their_own(written):
+    assert "| qwen3-30b | overlap, saved, added into fp32 |" in written[1]
+    assert "| 2.50 [1.90, 2.50] | 480, 0.600 | 2.00 (2.00) |" in written[1]
+
+
+def test_sizes_and_runs_have_their_own_tables(written):
+    _, text = written
+    headings = [line for line in text.splitlines() if line.startswith("## ")]
+    assert headings == [
+        "## 2 ranks of 8192 tokens, run one",
+        "## 2 ranks of 1024 tokens, run one",
+        "## 2 ranks of 8192 tokens, run two",
+    ]
+    assert "| forward: gate_up | 0.60 |" in text and "| 1.7% | 2.6% | 6.0% | 1.0% | 0.0% | 100.0% |" in text
