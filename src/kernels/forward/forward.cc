@@ -24,12 +24,12 @@ products::GroupedRows groups_of(const RankView& view, std::byte* plan) {
 }
 
 /// Passes are added by the caller.
-PullParams cut_rows(const RankView& view, std::uint32_t chunk_bytes) {
+PullParams cut_rows(const RankView& view) {
   constexpr int kLineVectors = 128 / kPullVectorBytes;
   PullParams params;
   params.num_vectors =
       static_cast<std::int32_t>(view.dims.hidden_dim * sizeof(bf16)) / kPullVectorBytes;
-  const int num_chunks = products::ceil_div(params.num_vectors, chunk_bytes / kPullVectorBytes);
+  const int num_chunks = products::ceil_div(params.num_vectors, kPullChunkBytes / kPullVectorBytes);
   params.chunk_vectors = static_cast<std::int32_t>(
       round_up(products::ceil_div(params.num_vectors, num_chunks), kLineVectors));
   return params;
@@ -107,7 +107,7 @@ void gate_up_and_pull(const RankView& view, std::byte* plan, const Activation& a
                                  tensors.up_eIH, tensors.g_CI, tensors.u_CI, tensors.a_CI, options);
   const bool saving = !tensors.u_CI.absent();
   RankView view_copy = view;
-  PullParams pulls = cut_rows(view, kGateUpChunkBytes);
+  PullParams pulls = cut_rows(view);
   pulls.passes[pulls.num_passes++] = pass_of_x(view, rows);
   if (rows.dy_CH != nullptr) pulls.passes[pulls.num_passes++] = pass_of_dy(view, rows);
   with_activation(activation, [&](auto policy) {
@@ -129,7 +129,7 @@ void gate_up_gradient_and_pull(const RankView& view, const products::GroupedRows
       products::describe_gate_up_gradient(groups, activation, rows_view(view, rows.dy_CH, num_rows),
                                           down_eHI, g_CI, u_CI, rows.weight_C, outputs, options);
   RankView view_copy = view;
-  PullParams pulls = cut_rows(view, kGradientChunkBytes);
+  PullParams pulls = cut_rows(view);
   pulls.passes[pulls.num_passes++] = pass_of_dy(view, rows);
   pulls.passes[pulls.num_passes++] = pass_of_x(view, rows);
   pulls.last_pass = x_pass;
@@ -167,7 +167,7 @@ void weight_gradients_beside_rows(const RankView& view, std::byte* plan,
   products::WeightGradientLaunch launch = products::describe_weight_gradients(
       groups_of(view, plan), gradients, mode, options, &view.control()->call_failed);
   launch.params.num_early_jobs = 1;
-  PullParams pulls = cut_rows(view, kGateUpChunkBytes);
+  PullParams pulls = cut_rows(view);
   pulls.by = PulledBy::weight_gradients;
   if (beside.x_CH != nullptr) {
     pulls.passes[pulls.num_passes++] = pass_of_x(view, {.x_CH = beside.x_CH});

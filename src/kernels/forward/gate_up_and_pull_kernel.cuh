@@ -11,8 +11,6 @@
 
 namespace megamoe::products {
 
-using GateUpPullShared = gpu::PullShared<gpu::kGateUpChunkBytes>;
-
 template <RowProduct kProduct, Shared kShared, class Activation>
 __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThreads, 1)
     gate_up_and_pull_kernel(const __grid_constant__ RowProductParams params,
@@ -22,7 +20,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
   static_assert(kIsGateUp<kProduct> || kIsUngatedUp<kProduct>);
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  GateUpPullShared& pull_shared = beside_stages<SharedStorage, GateUpPullShared>(shared_bytes);
+  gpu::PullShared& pull_shared = beside_stages<SharedStorage, gpu::PullShared>(shared_bytes);
   const trace::Block block(params.trace_region);
   const int warp = device::warp_idx();
   const int cta_rank = static_cast<int>(device::cluster_cta_rank());

@@ -9,7 +9,7 @@ const void* gate_up_gradient_and_pull_sharing_rows() {
 }
 
 std::size_t gradient_pull_shared_bytes() {
-  return kSharedBytesWith<gradient::Storage, gradient::PullShared>;
+  return kSharedBytesWith<gradient::Storage, gpu::PullShared>;
 }
 
 }  // namespace megamoe::products

@@ -13,8 +13,6 @@
 namespace megamoe::products {
 namespace gradient {
 
-using PullShared = gpu::PullShared<gpu::kGradientChunkBytes>;
-
 /// load_operands_role, but for the waiting; `next` as in load_arrived_role.
 template <Shared kShared>
 __device__ inline void load_arrived_operands_role(const gpu::RankView& view,
@@ -64,8 +62,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
   constexpr int kPullWarp = 3;
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   gradient::Storage& storage = *reinterpret_cast<gradient::Storage*>(shared_bytes);
-  gradient::PullShared& pull_shared =
-      beside_stages<gradient::Storage, gradient::PullShared>(shared_bytes);
+  gpu::PullShared& pull_shared = beside_stages<gradient::Storage, gpu::PullShared>(shared_bytes);
   const trace::Block block(params.trace_region);
   const int warp = device::warp_idx();
   const int cta_rank = static_cast<int>(device::cluster_cta_rank());

@@ -8,10 +8,10 @@
 
 namespace megamoe::gpu {
 
-/// Most bytes of a row in one chunk, of which two are in flight. With two chunks of 4 KB an SM
-/// NVLink carries 328 GB/s, with one 293. Four of 2 KB were slower (docs/overlap.md).
-inline constexpr std::uint32_t kGateUpChunkBytes = 4096;
-inline constexpr std::uint32_t kGradientChunkBytes = 3584;  ///< what its kernel leaves
+/// Most bytes of a row in one chunk, of which two are in flight: what every product leaves of
+/// shared memory. With two chunks of 4 KB an SM NVLink carries 328 GB/s, with one 293. Four of 2 KB
+/// were slower (docs/overlap.md).
+inline constexpr std::uint32_t kPullChunkBytes = 4096;
 inline constexpr int kPullVectorBytes = 16;
 
 /// Which of a source's staged rows go where.

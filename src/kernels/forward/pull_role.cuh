@@ -27,9 +27,8 @@ namespace megamoe::gpu {
 
 inline constexpr int kPullStages = 2;
 
-template <std::uint32_t kChunkBytes>
 struct PullShared {
-  alignas(128) std::byte chunks[kPullStages][kChunkBytes];
+  alignas(128) std::byte chunks[kPullStages][kPullChunkBytes];
   std::uint64_t chunk_arrived[kPullStages];
   products::GroupedTile next_tile;  ///< the load role's (arrived_rows.cuh)
 };
@@ -44,10 +43,9 @@ struct ChunkInFlight {
   std::int32_t block = kNoBlock;  ///< of this lane's row
 };
 
-template <std::uint32_t kChunkBytes>
 class PullRing {
  public:
-  __device__ PullRing(PullShared<kChunkBytes>& shared, std::uint32_t* rows_arrived)
+  __device__ PullRing(PullShared& shared, std::uint32_t* rows_arrived)
       : chunks_(device::shared_address(shared.chunks)),
         arrived_(device::shared_address(shared.chunk_arrived)),
         rows_arrived_(rows_arrived) {}
@@ -60,7 +58,7 @@ class PullRing {
     if (device::lane_idx() == 0) {
       const std::uint32_t arrived = arrived_ + load_.slot * 8U;
       device::arrive_expecting(arrived, chunk.num_bytes);
-      device::load_passing_bytes(chunks_ + load_.slot * kChunkBytes, from, chunk.num_bytes,
+      device::load_passing_bytes(chunks_ + load_.slot * kPullChunkBytes, from, chunk.num_bytes,
                                  arrived);
     }
     load_.advance();
@@ -82,7 +80,7 @@ class PullRing {
     if (pending_.num_bytes == 0) return;
     device::wait(arrived_ + store_.slot * 8U, store_.parity);
     if (pending_.to != nullptr) {
-      device::store_passing_bytes(pending_.to, chunks_ + store_.slot * kChunkBytes,
+      device::store_passing_bytes(pending_.to, chunks_ + store_.slot * kPullChunkBytes,
                                   pending_.num_bytes);
     }
     device::commit_stores();
@@ -172,17 +170,15 @@ class PullFeed {
 };
 
 /// One thread; a CTA barrier follows.
-template <std::uint32_t kChunkBytes>
-__device__ inline void init_pull_barriers(PullShared<kChunkBytes>& shared) {
+__device__ inline void init_pull_barriers(PullShared& shared) {
   for (std::uint64_t& arrived : shared.chunk_arrived) {
     device::init_barrier(device::shared_address(&arrived), 1);
   }
 }
 
 /// All chunks of a pull.
-template <std::uint32_t kChunkBytes>
 __device__ inline void move_row(const RankView& view, const PullParams& params,
-                                const TakenPull& taken, PullRing<kChunkBytes>& ring) {
+                                const TakenPull& taken, PullRing& ring) {
   const std::int64_t hidden = view.dims.hidden_dim;
   const PullPass& pass = params.passes[taken.pass];
   const bool stores = device::lane_idx() < taken.pull.num_rows;
@@ -209,12 +205,11 @@ __device__ inline int num_passes_now(const RankView& view, const PullParams& par
 }
 
 /// One warp a CTA.
-template <std::uint32_t kChunkBytes>
-__device__ inline void pull_role(const RankView& view, const PullParams& params,
-                                 PullShared<kChunkBytes>& shared, trace::Recorder& recorder) {
+__device__ inline void pull_role(const RankView& view, const PullParams& params, PullShared& shared,
+                                 trace::Recorder& recorder) {
   if (view.control()->call_failed != 0) return;
   device::fence_async_global();  // what peers staged by ordinary stores, the copy engine reads
-  PullRing<kChunkBytes> ring(shared, view.scratch_layout.rows_arrived.in(view.scratch));
+  PullRing ring(shared, view.scratch_layout.rows_arrived.in(view.scratch));
   const int num_passes = num_passes_now(view, params);
   PullFeed feed(view, params.by, num_passes);
   for (int pass = 0; pass < num_passes; ++pass) {

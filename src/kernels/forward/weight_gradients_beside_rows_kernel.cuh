@@ -15,13 +15,12 @@
 namespace megamoe::products {
 
 struct RowsBesideShared {
-  gpu::PullShared<gpu::kGateUpChunkBytes> pulls;
+  gpu::PullShared pulls;
   gpu::ReduceShared reduction;  ///< in the chunks of the pulls
   std::uint32_t rows_late;      ///< the loads of tiles that need x brought anything
   std::uint32_t call_failed;    ///< before this kernel
 };
-static_assert(gpu::kReduceBuffers * gpu::kReduceBufferBytes <=
-              sizeof(gpu::PullShared<gpu::kGateUpChunkBytes>::chunks));
+static_assert(gpu::kReduceBuffers * gpu::kReduceBufferBytes <= sizeof(gpu::PullShared::chunks));
 
 /// Waits, before the first tile that needs x, until all of it is there.
 class ArrivedX {

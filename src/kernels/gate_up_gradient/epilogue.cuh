@@ -17,7 +17,6 @@ namespace megamoe::products::gradient {
 /// fit the registers.
 inline constexpr int kRowsPerStep = 8;
 inline constexpr std::uint32_t kStepBytes = kRowsPerStep * kBlockChannels * 2;
-static_assert(kRowsReadAhead == kRowsPerStep);
 
 /// Activations whose special functions can be started a step early.
 template <class Activation>
@@ -126,13 +125,13 @@ __device__ inline StepGradients step_gradients(const float* p, const StepInputs<
   return out;
 }
 
-/// Zeroes this warp's 16 channels of the rows from `first_row` to `end_row` (at most 15) of dg, du
-/// and w a. Done after the rows are written, so that the arithmetic carries no masks.
-__device__ inline void zero_pad_rows(std::uint32_t buffer, int first_row, int end_row) {
+/// Zeroes this warp's 16 channels of the part's rows from `first_row` on, in dg, du and w a. Done
+/// after the rows are written, so that the arithmetic carries no masks.
+__device__ inline void zero_pad_rows(std::uint32_t buffer, int first_row) {
   __syncwarp();
   const int lane = device::lane_idx();
   const int row = first_row + lane / 2;
-  if (row >= end_row) return;
+  if (row >= kPartRows) return;
   const std::uint32_t warp = threadIdx.x % device::kWarpgroupSize / device::kWarpSize;
   const std::uint32_t address = buffer + device::swizzled_offset(row, 2 * warp + lane % 2);
   for (std::uint32_t matrix = 0; matrix < kPartBytes; matrix += kMatrixBytes) {
@@ -156,23 +155,21 @@ __device__ inline void store_step_sum(std::uint32_t address, float2 dw) {
   }
 }
 
-/// The rows of one part; `p` are their accumulators. The loop asks once a unit whether to go on, so
-/// that the compiler interleaves two steps. Loads beyond the last row read stale shared memory and
-/// are not used.
+/// The rows of one part; `p` are their accumulators.
 template <class Activation>
-__device__ inline void write_part(const float* p, int num_units, const StepAddresses& at,
+__device__ inline void write_part(const float* p, const StepAddresses& at,
                                   const Activation& activation) {
   constexpr std::uint32_t kSumBytes = kRowsPerStep * sizeof(float);
-  constexpr int kStepsPerUnit = schedule::kRowsPerUnit / kRowsPerStep;
-  StepInputs<Activation> inputs[2];
+  constexpr int kNumSteps = kPartRows / kRowsPerStep;
+  StepInputs<Activation> inputs[kNumSteps];
   inputs[0].load(at, 0);
   inputs[0].prepare(activation);
 #pragma unroll
-  for (int step = 0; step < kPartRows / kRowsPerStep; ++step) {
-    if (step % kStepsPerUnit == 0 && step / kStepsPerUnit >= num_units) break;
-    inputs[(step + 1) % 2].load(at, step + 1);
-    const StepGradients out = step_gradients(&p[step * 4], inputs[step % 2], activation);
-    inputs[(step + 1) % 2].prepare(activation);
+  for (int step = 0; step < kNumSteps; ++step) {
+    const bool has_next = step + 1 < kNumSteps;
+    if (has_next) inputs[step + 1].load(at, step + 1);
+    const StepGradients out = step_gradients(&p[step * 4], inputs[step], activation);
+    if (has_next) inputs[step + 1].prepare(activation);
     store_step<Activation>(at, step, out);
     store_step_sum(at.sums + step * kSumBytes, out.dw);
   }
@@ -183,7 +180,7 @@ __device__ inline void write_dw_segment(const GateUpGradientParams& params, cons
                                         const Part& part,
                                         const float (&warp_sums)[kWarpsPerWarpgroup][kPartRows]) {
   if (part.channel >= params.num_channels) return;
-  const int num_rows = min(tile.num_rows - part.first_row, part.num_units * schedule::kRowsPerUnit);
+  const int num_rows = min(tile.num_rows - part.first_row, kPartRows);
   const int row = static_cast<int>(threadIdx.x) % device::kWarpgroupSize;
   if (row >= num_rows) return;
   float* segment = params.dw_segments + part.channel / kBlockChannels * params.row_capacity +

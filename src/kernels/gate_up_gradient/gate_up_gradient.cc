@@ -73,12 +73,12 @@ GateUpGradientLaunch describe_gate_up_gradient(
                                          "down", gradient::kTileChannels);
   params.dy = input_maps(options, dy_NH, launch.sharing, "dy");
   if (gated) {
-    params.g = whole_tile_maps(options, g_NI, "g");
-    params.dg = whole_tile_maps(options, outputs.dg_NI, "dg");
+    params.g = row_map(options, g_NI, gradient::kPartRows, "g");
+    params.dg = row_map(options, outputs.dg_NI, gradient::kPartRows, "dg");
   }
-  params.u = whole_tile_maps(options, u_NI, "u");
-  params.du = whole_tile_maps(options, outputs.du_NI, "du");
-  params.wa = whole_tile_maps(options, outputs.wa_NI, "wa");
+  params.u = row_map(options, u_NI, gradient::kPartRows, "u");
+  params.du = row_map(options, outputs.du_NI, gradient::kPartRows, "du");
+  params.wa = row_map(options, outputs.wa_NI, gradient::kPartRows, "wa");
   set_measured(params, options, device::ProductKind::gate_up_gradient);
   return launch;
 }

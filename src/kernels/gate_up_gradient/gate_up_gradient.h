@@ -20,11 +20,12 @@ namespace megamoe::products {
 struct GateUpGradientParams {
   CUtensorMap down;
   RowMaps dy;
-  RowMaps g;  ///< g and dg are left empty where there is no gate
-  RowMaps u;
-  RowMaps dg;
-  RowMaps du;
-  RowMaps wa;
+  // Boxes of one part each.
+  CUtensorMap g;  ///< g and dg are left empty where there is no gate
+  CUtensorMap u;
+  CUtensorMap dg;
+  CUtensorMap du;
+  CUtensorMap wa;
   const float* row_weights;  ///< [row capacity]
   float* dw_segments;        ///< [I / 64][row capacity]: sums of p * a over 64 channels
   std::int64_t row_capacity;
@@ -44,20 +45,19 @@ inline constexpr int kNumStages = 4;
 inline constexpr std::uint32_t kChannelBytes = kTileChannels * kBlockK * 2;
 inline constexpr std::uint32_t kStageBytes = kChannelBytes + kRowBytes;
 
-/// The epilogue works on parts of 64 channels x 48 rows. A part's buffer brings g and u, takes dg
-/// and du in their places and w a behind them, and leaves through the copy engine.
-inline constexpr int kPartUnits = 3;
-inline constexpr int kPartRows = kPartUnits * schedule::kRowsPerUnit;
-inline constexpr int kMaxPartsPerBlock = schedule::kMaxUnitsPerTile / kPartUnits;
-inline constexpr int kNumPartBuffers = 3;
+/// The epilogue works on parts of 64 channels x 16 rows. A part's buffer brings g and u, takes dg
+/// and du in their places and w a behind them, and leaves through the copy engine. A buffer is
+/// given back when the next part's stores are issued, so that the copy engine always has some to
+/// work on. Parts of 48 rows through three buffers are 1 to 3% slower (docs/perf_log.md).
+inline constexpr int kPartRows = schedule::kRowsPerUnit;
+inline constexpr int kNumPartBuffers = 9;
+inline constexpr int kMaxParts = kBlocksPerWarpgroup * schedule::kMaxUnitsPerTile;
+inline constexpr int kPartsLeaving = 2;
+static_assert(kPartsLeaving < kNumPartBuffers);
 inline constexpr std::uint32_t kMatrixBytes = kPartRows * kBlockChannels * 2;
 inline constexpr std::uint32_t kUpOffset = kMatrixBytes;
 inline constexpr std::uint32_t kWeightedOffset = 2 * kMatrixBytes;
 inline constexpr std::uint32_t kPartBytes = 3 * kMatrixBytes;
-static_assert(kMaxPartsPerBlock * kPartUnits == schedule::kMaxUnitsPerTile);
-
-/// Rows whose inputs a thread has read ahead of those it works on; they may lie beyond the part.
-inline constexpr int kRowsReadAhead = 8;
 
 enum class ProducerWarp { loads_operands = 0, loads_inputs = 1, stores = 2 };
 
@@ -78,30 +78,29 @@ struct Barriers {
 struct Storage {
   alignas(1024) std::uint8_t stages[kNumStages][kStageBytes];
   alignas(1024) std::uint8_t parts[kNumPartBuffers][kPartBytes];
-  alignas(16) float row_weights[kNumPartBuffers][kPartRows + kRowsReadAhead];
-  /// Two sets a warpgroup: one is read while the next part's sums are written.
-  float dw_warp_sums[kNumMathWarpgroups][2][kWarpsPerWarpgroup][kPartRows];
+  alignas(16) float row_weights[kNumPartBuffers][kPartRows];
+  /// A set for each block of channels: one is read while the next part's sums are written.
+  float dw_warp_sums[kNumMathWarpgroups][kBlocksPerWarpgroup][kWarpsPerWarpgroup][kPartRows];
   Barriers barriers;
   std::int32_t first_tile[kMaxGroups + 1];
 };
 static_assert(sizeof(Storage) <= 232448, "shared memory of one SM");
 
-/// A part of a tile: 64 channels of up to 48 rows. Parts without rows do not exist for any role.
+/// A part of a tile: one of its blocks of channels, one of its units of rows.
 struct Part {
   int channel;    ///< the first of 64
   int first_row;  ///< within the tile
-  int num_units;  ///< of rows
 };
 
-MEGAMOE_HOST_DEVICE constexpr int num_parts_per_block(int num_units) {
-  return schedule::ceil_div(num_units, kPartUnits);
+MEGAMOE_HOST_DEVICE constexpr int num_parts(const GroupedTile& tile) {
+  return tile.num_units * kBlocksPerWarpgroup;
 }
 
-/// Part `part_idx` of block `block` of the tile.
-MEGAMOE_HOST_DEVICE constexpr Part part_of(const GroupedTile& tile, int block, int part_idx) {
-  const int units = tile.num_units - part_idx * kPartUnits;
-  return {tile.channel_tile * kTileChannels + block * kBlockChannels, part_idx * kPartRows,
-          units > kPartUnits ? kPartUnits : units};
+/// The parts of the same rows follow each other: their lines of g, u and the results are neighbours
+/// in memory. One block of channels after the other is 1 to 2% slower (docs/perf_log.md).
+MEGAMOE_HOST_DEVICE constexpr Part part_of(const GroupedTile& tile, int part_idx) {
+  return {tile.channel_tile * kTileChannels + part_idx % kBlocksPerWarpgroup * kBlockChannels,
+          part_idx / kBlocksPerWarpgroup * kPartRows};
 }
 
 }  // namespace gradient

@@ -61,14 +61,13 @@ __device__ inline void load_part(const GateUpGradientParams& params, const Part&
                                  std::uint32_t buffer, std::uint32_t weights,
                                  std::uint32_t arrived) {
   constexpr std::uint32_t kNumMatrices = kGate == Gate::present ? 2 : 1;
-  const std::uint32_t weight_bytes = part.num_units * (schedule::kRowsPerUnit * sizeof(float));
-  device::arrive_expecting(arrived, kNumMatrices * part.num_units * kUnitBytes + weight_bytes);
+  constexpr std::uint32_t kWeightBytes = kPartRows * sizeof(float);
+  device::arrive_expecting(arrived, kNumMatrices * kMatrixBytes + kWeightBytes);
   if constexpr (kGate == Gate::present) {
-    device::load_tile(buffer, &params.g.by_units[part.num_units - 1], arrived, part.channel, row);
+    device::load_tile(buffer, &params.g, arrived, part.channel, row);
   }
-  device::load_tile(buffer + kUpOffset, &params.u.by_units[part.num_units - 1], arrived,
-                    part.channel, row);
-  device::load_bytes(weights, params.row_weights + row, weight_bytes, arrived);
+  device::load_tile(buffer + kUpOffset, &params.u, arrived, part.channel, row);
+  device::load_bytes(weights, params.row_weights + row, kWeightBytes, arrived);
 }
 
 template <Shared kShared, Gate kGate>
@@ -84,18 +83,14 @@ __device__ inline void load_inputs_role(const GateUpGradientParams& params, Stor
   GroupedTile tile;
   while (walk.next(tile)) {
     const trace::Span span(recorder, trace::Event::loads, tile.group, tile.num_units);
-    const int num_parts = num_parts_per_block(tile.num_units);
 #pragma unroll 1
-    for (int block = 0; block < kBlocksPerWarpgroup; ++block) {
-#pragma unroll 1
-      for (int part_idx = 0; part_idx < num_parts; ++part_idx) {
-        const Part part = part_of(tile, block, part_idx);
-        recorder.wait(free + ring.slot * 8U, ring.parity ^ 1U);
-        load_part<kGate>(
-            params, part, tile.first_row + part.first_row, buffers + ring.slot * kPartBytes,
-            weights + ring.slot * sizeof(storage.row_weights[0]), arrived + ring.slot * 8U);
-        ring.advance();
-      }
+    for (int part_idx = 0; part_idx < num_parts(tile); ++part_idx) {
+      const Part part = part_of(tile, part_idx);
+      recorder.wait(free + ring.slot * 8U, ring.parity ^ 1U);
+      load_part<kGate>(
+          params, part, tile.first_row + part.first_row, buffers + ring.slot * kPartBytes,
+          weights + ring.slot * sizeof(storage.row_weights[0]), arrived + ring.slot * 8U);
+      ring.advance();
     }
   }
 }

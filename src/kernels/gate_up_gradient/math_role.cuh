@@ -146,35 +146,31 @@ __device__ inline void write_tile(const GateUpGradientParams& params, const Acti
   const std::uint32_t lane_offset = device::swizzled_offset(
       static_cast<std::uint32_t>(lane & 7), static_cast<std::uint32_t>(warp * 2 + (lane >> 3 & 1)));
   const int lane_row = lane % 4 * 2 + lane / 16;
-  const int num_parts = num_parts_per_block(tile.num_units);
 #pragma unroll
-  for (int block = 0; block < kBlocksPerWarpgroup; ++block) {
-#pragma unroll
-    for (int part_idx = 0; part_idx < kMaxPartsPerBlock; ++part_idx) {
-      if (part_idx >= num_parts) break;
-      const Part part = part_of(tile, block, part_idx);
-      const std::uint32_t buffer = device::shared_address(storage.parts) + ring.slot * kPartBytes;
-      auto& warp_sums = storage.dw_warp_sums[warpgroup][part_idx % 2];
-      barriers.recorder.wait(barriers.inputs_arrived + ring.slot * 8U, ring.parity);
-      write_part(&acc[block][part_idx * kPartRows / 2], part.num_units,
-                 {buffer + lane_offset,
-                  device::shared_address(storage.row_weights) +
-                      ring.slot * static_cast<std::uint32_t>(sizeof(storage.row_weights[0])) +
-                      lane % 4 * 8,
-                  device::shared_address(&warp_sums[warp][lane_row])},
-                 activation);
-      const int num_rows = tile.num_rows - part.first_row;
-      const int end_row = part.num_units * schedule::kRowsPerUnit;
-      if (num_rows < end_row) zero_pad_rows(buffer, max(num_rows, 0), end_row);
-      device::fence_async_shared();
-      __syncwarp();
-      arrive_warp(barriers.results_written + ring.slot * 8U);
-      sync_warpgroup(warpgroup);
-      write_dw_segment(params, tile, part, warp_sums);
-      ring.advance();
-    }
-    // The next block begins with the same set of sums.
+  for (int part_idx = 0; part_idx < kMaxParts; ++part_idx) {
+    if (part_idx >= num_parts(tile)) break;
+    const int block = part_idx % kBlocksPerWarpgroup;
+    const int unit = part_idx / kBlocksPerWarpgroup;
+    const Part part = part_of(tile, part_idx);
+    const std::uint32_t buffer = device::shared_address(storage.parts) + ring.slot * kPartBytes;
+    auto& warp_sums = storage.dw_warp_sums[warpgroup][block];
+    barriers.recorder.wait(barriers.inputs_arrived + ring.slot * 8U, ring.parity);
+    write_part(
+        &acc[block][unit * kPartRows / 2],
+        {buffer + lane_offset,
+         device::shared_address(storage.row_weights) +
+             ring.slot * static_cast<std::uint32_t>(sizeof(storage.row_weights[0])) + lane % 4 * 8,
+         device::shared_address(&warp_sums[warp][lane_row])},
+        activation);
+    const int num_rows = tile.num_rows - part.first_row;
+    if (num_rows < kPartRows) zero_pad_rows(buffer, num_rows);
+    device::fence_async_shared();
+    __syncwarp();
+    arrive_warp(barriers.results_written + ring.slot * 8U);
+    // Also after every warp has read the sums of the part before, whose set the next one writes.
     sync_warpgroup(warpgroup);
+    write_dw_segment(params, tile, part, warp_sums);
+    ring.advance();
   }
 }
 
@@ -217,7 +213,7 @@ __device__ inline void math_role(const GateUpGradientParams& params, const Activ
     }
     owner = 1 - owner;
     stage_ring.skip(params.num_k_blocks);
-    part_ring.skip(kBlocksPerWarpgroup * num_parts_per_block(tile.num_units));
+    part_ring.skip(num_parts(tile));
   }
 }
 

@@ -8,6 +8,17 @@
 
 namespace megamoe::products::gradient {
 
+template <Gate kGate>
+__device__ inline void store_part(const GateUpGradientParams& params, const Part& part, int row,
+                                  std::uint32_t buffer) {
+  if constexpr (kGate == Gate::present) {
+    device::store_tile(&params.dg, buffer, part.channel, row);
+  }
+  device::store_tile(&params.du, buffer + kUpOffset, part.channel, row);
+  device::store_tile(&params.wa, buffer + kWeightedOffset, part.channel, row);
+  device::commit_stores();
+}
+
 template <Shared kShared, Gate kGate>
 __device__ inline void store_role(const GateUpGradientParams& params, Storage& storage,
                                   int cta_rank) {
@@ -17,32 +28,27 @@ __device__ inline void store_role(const GateUpGradientParams& params, Storage& s
   GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, storage.first_tile, cta_rank);
   trace::Recorder recorder(params.trace_region, trace::track_warp_2, 0);
   device::RingPosition<kNumPartBuffers> ring;
+  device::RingPosition<kNumPartBuffers> leaving;
+  int num_leaving = 0;
   GroupedTile tile;
   while (walk.next(tile)) {
     const trace::Span span(recorder, trace::Event::stores, tile.group, tile.num_units);
-    const int num_parts = num_parts_per_block(tile.num_units);
 #pragma unroll 1
-    for (int block = 0; block < kBlocksPerWarpgroup; ++block) {
-#pragma unroll 1
-      for (int part_idx = 0; part_idx < num_parts; ++part_idx) {
-        const Part part = part_of(tile, block, part_idx);
-        const int map_idx = part.num_units - 1;
-        const int row = tile.first_row + part.first_row;
-        const std::uint32_t buffer = buffers + ring.slot * kPartBytes;
-        recorder.wait(written + ring.slot * 8U, ring.parity);
-        if constexpr (kGate == Gate::present) {
-          device::store_tile(&params.dg.by_units[map_idx], buffer, part.channel, row);
-        }
-        device::store_tile(&params.du.by_units[map_idx], buffer + kUpOffset, part.channel, row);
-        device::store_tile(&params.wa.by_units[map_idx], buffer + kWeightedOffset, part.channel,
-                           row);
-        device::commit_stores();
-        device::wait_stores_read<0>();
-        device::arrive(free + ring.slot * 8U);
-        ring.advance();
+    for (int part_idx = 0; part_idx < num_parts(tile); ++part_idx) {
+      const Part part = part_of(tile, part_idx);
+      recorder.wait(written + ring.slot * 8U, ring.parity);
+      store_part<kGate>(params, part, tile.first_row + part.first_row,
+                        buffers + ring.slot * kPartBytes);
+      ring.advance();
+      if (++num_leaving == kPartsLeaving) {
+        device::wait_stores_read<kPartsLeaving - 1>();
+        device::arrive(free + leaving.slot * 8U);
+        leaving.advance();
+        --num_leaving;
       }
     }
   }
+  // The last buffers are not given back: there is nothing left to load.
   device::wait_stores_complete<0>();
   device::note_end(params.ends);
 }

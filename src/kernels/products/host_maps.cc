@@ -7,11 +7,7 @@ RowMaps row_maps(const LaunchOptions& options, const ConstTensorView& rows, int 
                  const char* name) {
   RowMaps maps;
   for (int units = 1; units <= schedule::kMaxUnitsPerTile; ++units) {
-    device::TileDescription tile{rows.data, rows.dtype, 2};
-    tile.sizes = {rows.sizes[1], rows.sizes[0]};
-    tile.stride_bytes = {2, rows.strides[0] * 2};
-    tile.box = {kBlockK, units * rows_per_unit};
-    maps.by_units[units - 1] = tensor_map(options, tile, name);
+    maps.by_units[units - 1] = row_map(options, rows, units * rows_per_unit, name);
   }
   return maps;
 }
@@ -42,6 +38,14 @@ CUtensorMap weight_map_channel_major(const LaunchOptions& options, const ConstTe
   return tensor_map(options, tile, name);
 }
 
+CUtensorMap row_map(const LaunchOptions& options, const ConstTensorView& rows, int num_rows,
+                    const char* name) {
+  device::TileDescription tile{rows.data, rows.dtype, 2};
+  tile.sizes = {rows.sizes[1], rows.sizes[0]};
+  tile.stride_bytes = {2, rows.strides[0] * 2};
+  tile.box = {kBlockK, num_rows};
+  return tensor_map(options, tile, name);
+}
 RowMaps input_maps(const LaunchOptions& options, const ConstTensorView& rows, Sharing sharing,
                    const char* name) {
   return row_maps(options, rows,

@@ -25,7 +25,11 @@ CUtensorMap weight_map_channel_major(const LaunchOptions& options, const ConstTe
 RowMaps input_maps(const LaunchOptions& options, const ConstTensorView& rows, Sharing sharing,
                    const char* name);
 
-/// Row outputs, and row inputs of an epilogue: 64 columns of a whole tile.
+/// 64 columns of `num_rows` rows.
+CUtensorMap row_map(const LaunchOptions& options, const ConstTensorView& rows, int num_rows,
+                    const char* name);
+
+/// Row outputs: 64 columns of a whole tile.
 RowMaps whole_tile_maps(const LaunchOptions& options, const ConstTensorView& rows,
                         const char* name);
 
