@@ -1,4 +1,4 @@
-// Shared memory of overlapping kernels: what the products leave of an SM's 227 KB, 7 to 9 KB.
+// Shared memory of overlapping kernels: what the products leave of an SM's 227 KB, about 9 KB.
 #pragma once
 
 #include <cstddef>
