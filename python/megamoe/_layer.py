@@ -1,5 +1,7 @@
 """The layer as a module: router and experts."""
 
+import copy
+
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
@@ -7,6 +9,8 @@ from torch.distributed import ProcessGroup
 from . import _groups
 from ._moe import moe
 from ._router import Router
+
+_EXPERTS = ("gate_up", "down")
 
 
 class MoELayer(nn.Module):
@@ -76,10 +80,41 @@ class MoELayer(nn.Module):
         self.down = nn.Parameter(torch.empty(num_local, hidden_dim, expert_dim, **options))
         for parameter in (self.gate_up, self.down):
             nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
-            parameter.is_megamoe_expert = True
         self.load: Tensor | None = None  #: [E] int64: tokens of this rank per expert in the last call
         self.auxiliary_loss: Tensor | None = None  #: of the last call, to be added to the loss
         _groups.connected_name(group)
+
+    # What makes parameters anew takes the mark of is_expert_parameter from them: assignment, load_state_dict(assign=True),
+    # to_empty() from the meta device, copies.
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        super().register_parameter(name, param)
+        self._mark_experts()
+
+    def _apply(self, *args, **kwargs):
+        super()._apply(*args, **kwargs)
+        self._mark_experts()
+        return self
+
+    def _mark_experts(self) -> None:
+        for name in _EXPERTS:
+            if self._parameters.get(name) is not None:
+                self._parameters[name].is_megamoe_expert = True
+
+    def __getstate__(self) -> dict:
+        """Without what the last call left: its graph can neither be copied nor stored."""
+        return super().__getstate__() | {"load": None, "auxiliary_loss": None}
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self._mark_experts()
+
+    def __deepcopy__(self, memo: dict):
+        """The copy is of the same group, which cannot be copied."""
+        memo[id(self.group)] = self.group
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return copied
 
     def extra_repr(self) -> str:
         num_local, _, hidden_dim = self.gate_up.shape
@@ -111,5 +146,8 @@ def local_tensor(parameter: Tensor) -> Tensor:
 
 
 def is_expert_parameter(parameter: nn.Parameter) -> bool:
-    """Whether the parameter is of this rank's experts, so that its gradient is not to be reduced over the group."""
+    """Whether the parameter is of this rank's experts, so that its gradient is not to be reduced over the group.
+
+    What FSDP2 makes of a parameter, and a copy of a transformers model's, does not know it any more: ask before.
+    """
     return getattr(parameter, "is_megamoe_expert", False)

@@ -13,8 +13,24 @@ _library.load()
 _ops = torch.ops.megamoe
 
 
+def _refuse_other_devices(device, **tensors):
+    """The dispatcher gives tensors that have no memory to the fake implementations, also where only some have none."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != device:
+            raise RuntimeError(f"{name} is on device {tensor.device}; x is on {device}")
+
+
 @torch.library.register_fake("megamoe::forward")
-def _(x, expert_ids, weights, gate_up, down, *args):
+def _(x, expert_ids, weights, gate_up, down, gate_up_main_grad, down_main_grad, *args):
+    _refuse_other_devices(
+        x.device,
+        expert_ids=expert_ids,
+        weights=weights,
+        gate_up=gate_up,
+        down=down,
+        gate_up_main_grad=gate_up_main_grad,
+        down_main_grad=down_main_grad,
+    )
     return x.new_empty(x.shape), torch.empty(down.shape[:1], dtype=torch.int64, device="cpu")
 
 
@@ -55,6 +71,9 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy, _):
+        if torch.is_grad_enabled():
+            # Not once_differentiable: where dy needs no gradient, that lets the second derivatives be left out.
+            raise RuntimeError("megamoe has no second derivatives: call backward or grad without create_graph=True")
         call, x, *others = ctx.saved_tensors
         if dy is None:
             dy = torch.zeros_like(x)  # the call is collective: peers make theirs
@@ -117,7 +136,8 @@ def moe(
             them; its message gives -2 or the number of experts for an int64 value that is below or above the range.
         weights: [..., K] float: the slot's weight. Converted to fp32; their gradient flows.
         gate_up: [e, 2I, H] bf16, this rank's experts: gate rows, then up rows. [e, I, H] for activations without gate.
-        down: [e, H, I] bf16.
+        down: [e, H, I] bf16. Expert weights are read where they lie: columns contiguous (on CUDA rows aligned to 16 bytes),
+            else refused by name.
         group: a torch.distributed group, whose ranks are processes of one host; None is the default group, or one rank.
         overlap_comm: whether communication runs under computation (the CPU backend has one order).
         activation: swiglu, clamped_swiglu, gelu_erf, gelu_tanh, or without gate relu2, identity.

@@ -1,5 +1,9 @@
 """The module, and the short form of one linear map per expert; on one rank."""
 
+import copy
+import io
+import pickle
+
 import megamoe
 import pytest
 import torch
@@ -76,6 +80,48 @@ def test_main_grad_of_the_parameters_is_used():
     layer.down.main_grad = None
     with pytest.raises(RuntimeError, match="main_grads must be given for gate_up and for down"):
         layer(x)
+
+
+def copy_through_a_file(layer):
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def made_without_memory(layer):
+    other = megamoe.MoELayer(**sizes(), device="meta").to_empty(device=layer.down.device)
+    other.load_state_dict(layer.state_dict())
+    return other
+
+
+def loaded_by_assignment(layer):
+    other = megamoe.MoELayer(**sizes(), device="meta")
+    other.load_state_dict(layer.state_dict(), assign=True)
+    return other
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        copy.deepcopy,
+        lambda layer: pickle.loads(pickle.dumps(layer)),
+        copy_through_a_file,
+        made_without_memory,
+        loaded_by_assignment,
+        lambda layer: torch.optim.swa_utils.AveragedModel(layer).module,
+        lambda layer: copy.deepcopy(layer).float().bfloat16(),
+    ],
+)
+def test_copies_of_a_used_layer_give_its_bits_and_know_their_experts(make):
+    layer = megamoe.MoELayer(**sizes())
+    x = torch.randn(20, 64).bfloat16()
+    y = layer(x)
+    other = make(layer)
+    assert torch.equal(other(x), y)
+    assert {name for name, value in other.named_parameters() if megamoe.is_expert_parameter(value)} == {"gate_up", "down"}
+    y.sum().backward()
+    assert other.gate_up.grad is None and layer.gate_up.grad is not None
 
 
 def test_the_compiled_layer_is_the_eager_layer():

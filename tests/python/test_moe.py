@@ -162,6 +162,10 @@ def test_strided_inputs_and_an_expanded_gradient_give_the_same_bits():
         (lambda p: {"num_sms": -1}, "num_sms is -1, must be from 0 to 1024"),
         (lambda p: {"max_tokens": 4}, "x has 40 tokens; shape.max_tokens is 4"),
         (lambda p: {"row_capacity": 8}, "its capacity is 8"),
+        (lambda p: {"expert_ids": p.expert_ids.to("meta")}, "expert_ids is on device meta; x is on"),
+        (lambda p: {"weights": p.weights.to("meta")}, "weights is on device meta; x is on"),
+        (lambda p: {"gate_up": p.gate_up.to("meta")}, "gate_up is on device meta; x is on"),
+        (lambda p: {"main_grads": (p.gate_up.float().to("meta"), p.down.float())}, "gate_up_main_grad is on device meta"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(change, message, device):
@@ -292,6 +296,13 @@ def test_backward_twice_over_a_retained_graph(problem):
     y.backward(problem.dy, retain_graph=True)
     y.backward(problem.dy)
     assert torch.equal(problem.gate_up.grad, expected["dgate_up"] + expected["dgate_up"])
+
+
+def test_second_derivatives_are_refused(problem):
+    """Left out, they would make a gradient penalty silently wrong."""
+    y = megamoe.moe(*call_tensors(problem))
+    with pytest.raises(RuntimeError, match="megamoe has no second derivatives"):
+        torch.autograd.grad(y, [problem.x], problem.dy, create_graph=True)
 
 
 def test_saved_tensors_may_be_copied_elsewhere(problem):
