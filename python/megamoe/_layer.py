@@ -84,8 +84,8 @@ class MoELayer(nn.Module):
         self.auxiliary_loss: Tensor | None = None  #: of the last call, to be added to the loss
         _groups.connected_name(group)
 
-    # What makes parameters anew takes the mark of is_expert_parameter from them: assignment, load_state_dict(assign=True),
-    # to_empty() from the meta device, copies.
+    # What makes parameters anew takes the mark of is_expert_parameter from them: assignment,
+    # load_state_dict(assign=True), to_empty() from the meta device, copies.
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         super().register_parameter(name, param)

@@ -136,8 +136,8 @@ def moe(
             them; its message gives -2 or the number of experts for an int64 value that is below or above the range.
         weights: [..., K] float: the slot's weight. Converted to fp32; their gradient flows.
         gate_up: [e, 2I, H] bf16, this rank's experts: gate rows, then up rows. [e, I, H] for activations without gate.
-        down: [e, H, I] bf16. Expert weights are read where they lie: columns contiguous (on CUDA rows aligned to 16 bytes),
-            else refused by name.
+        down: [e, H, I] bf16. Expert weights are read where they lie: columns contiguous (on CUDA rows aligned to 16
+            bytes), else refused by name.
         group: a torch.distributed group, whose ranks are processes of one host; None is the default group, or one rank.
         overlap_comm: whether communication runs under computation (the CPU backend has one order).
         activation: swiglu, clamped_swiglu, gelu_erf, gelu_tanh, or without gate relu2, identity.

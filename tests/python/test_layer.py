@@ -119,7 +119,8 @@ def test_copies_of_a_used_layer_give_its_bits_and_know_their_experts(make):
     y = layer(x)
     other = make(layer)
     assert torch.equal(other(x), y)
-    assert {name for name, value in other.named_parameters() if megamoe.is_expert_parameter(value)} == {"gate_up", "down"}
+    experts = {name for name, parameter in other.named_parameters() if megamoe.is_expert_parameter(parameter)}
+    assert experts == {"gate_up", "down"}
     y.sum().backward()
     assert other.gate_up.grad is None and layer.gate_up.grad is not None
 
