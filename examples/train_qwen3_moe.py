@@ -73,7 +73,7 @@ def parse(arguments):
     parser.add_argument("--sequence", type=int, default=128, help="bytes of a sequence")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--log", type=pathlib.Path, help="JSON lines: step, loss, tokens_per_s, moe_share")
+    parser.add_argument("--log-file", type=pathlib.Path, help="JSON lines: step, loss, tokens_per_s, moe_share")
     parser.add_argument(
         "--checkpoint", type=pathlib.Path, help="folder to save to at the end, and every --save-every steps"
     )
@@ -265,8 +265,8 @@ def train(options, trainer=None):
         )
         last = trainer.step == options.steps
         if trainer.rank == 0:
-            if options.log:
-                with options.log.open("a") as log:
+            if options.log_file:
+                with options.log_file.open("a") as log:
                     print(json.dumps(records[-1]), file=log)
             if last or trainer.step % 10 == 0 or len(records) == 1:
                 share = records[-1]["moe_share"]

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from megamoe import __main__ as command
 from megamoe import _library, plot
 from ranks import run_ranks
+from torch.distributed.run import get_args_parser
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -196,7 +197,7 @@ def losses(records):
 
 
 def test_the_example_learns_and_resumes_where_it_stopped(tmp_path):
-    records = train(tmp_path, "--steps", 8, "--log", tmp_path / "log.jsonl")
+    records = train(tmp_path, "--steps", 8, "--log-file", tmp_path / "log.jsonl")
     assert losses(records)[-1] < losses(records)[0] - 0.5
     assert all(0 < record["moe_share"] < 1 and record["tokens_per_s"] > 0 for record in records)
     assert [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()] == records
@@ -208,6 +209,16 @@ def test_the_example_learns_and_resumes_where_it_stopped(tmp_path):
 
     other = train(tmp_path, "--steps", 8, "--experts", "grouped_mm")
     assert losses(other) == pytest.approx(losses(records), rel=0.02)
+
+
+@pytest.mark.parametrize("program", ["examples/train_qwen3_moe.py", "bench/compare.py", "bench/train_step.py"])
+def test_torchrun_passes_every_option_on(program):
+    """It takes what abbreviates an option of its own, --log say, even after the program's name."""
+    options = re.findall(r'add_argument\(\s*"(--[a-z-]+)"', (ROOT / program).read_text())
+    assert len(options) > 3
+    for option in options:
+        given = [program, option, "value"]
+        assert get_args_parser().parse_args(given).training_script_args == given[1:]
 
 
 @pytest.fixture
