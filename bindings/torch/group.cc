@@ -85,8 +85,14 @@ std::shared_ptr<BuiltLayer> LayerCache::build(const LayerConfig& config) {
   return std::make_shared<BuiltLayer>(config, communicator_, workspace_for(config));
 }
 
+void LayerCache::drop(std::shared_ptr<BuiltLayer>& built) {
+  std::erase_if(in_graphs_, [](const auto& layer) { return !layer->layer.is_in_graph(); });
+  if (built != nullptr && built->layer.is_in_graph()) in_graphs_.push_back(built);
+  built = nullptr;
+}
+
 std::vector<std::shared_ptr<BuiltLayer>> LayerCache::layers() const {
-  std::vector<std::shared_ptr<BuiltLayer>> all;
+  std::vector<std::shared_ptr<BuiltLayer>> all = in_graphs_;
   for (const auto& [key, layer] : layers_) {
     if (layer != nullptr) all.push_back(layer);
   }
@@ -200,7 +206,7 @@ std::shared_ptr<BuiltLayer> Group::device_layer_for(LayerConfig config, std::int
       config.shape.max_tokens =
           most_tokens <= reserved_tokens_ ? reserved_tokens_ : rounded_up(most_tokens);
     }
-    built = nullptr;
+    cache.drop(built);
     latest_ = nullptr;
     built = cache.build(config);
   }

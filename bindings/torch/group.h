@@ -43,7 +43,10 @@ class LayerCache {
   std::shared_ptr<BuiltLayer>& find(const LayerConfig& as_chosen);
   /// Collective.
   std::shared_ptr<BuiltLayer> build(const LayerConfig& config);
-  /// Every layer, once.
+  /// Before a larger layer takes its place. Graphs use the one that they were captured with, so that
+  /// is kept until there are none.
+  void drop(std::shared_ptr<BuiltLayer>& built);
+  /// Every layer, once, those that graphs alone use too.
   [[nodiscard]] std::vector<std::shared_ptr<BuiltLayer>> layers() const;
 
  private:
@@ -51,6 +54,7 @@ class LayerCache {
 
   std::shared_ptr<Communicator> communicator_;
   std::map<LayerKey, std::shared_ptr<BuiltLayer>> layers_;
+  std::vector<std::shared_ptr<BuiltLayer>> in_graphs_;
   std::vector<std::shared_ptr<Workspace>> workspaces_;
 };
 

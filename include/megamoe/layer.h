@@ -99,7 +99,8 @@ class CallStatePool;  // internal
 
 /// What a forward call leaves for its backward call: plan, ids, weights and, with
 /// MemoryMode::saved, g and u. Any number may be alive; destroying one gives its memory back to the
-/// layer for the next forward. It may outlive its layer.
+/// layer for the next forward, that of a call which was captured in a CUDA graph once the graph and
+/// what was instantiated from it are destroyed as well. It may outlive its layer.
 class CallContext {
  public:
   CallContext();
@@ -144,6 +145,10 @@ class MoeLayer {
   /// reported since the last check; invalid_argument for a stream that is being captured. Nothing
   /// to wait for on the CPU backend.
   void check(Stream stream = {});
+
+  /// Whether a CUDA graph exists in which a call of this layer was captured. Its replays use the
+  /// layer and the workspace, which must outlive it.
+  [[nodiscard]] bool is_in_graph() const;
 
   [[nodiscard]] const LayerConfig& config() const;
 

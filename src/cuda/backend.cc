@@ -151,6 +151,16 @@ std::uint64_t CudaBackend::tag(CallKind kind) const {
   return static_cast<std::uint64_t>(layer_number_) * 2 + (kind == CallKind::backward ? 1 : 0);
 }
 
+std::uint64_t CudaBackend::capture_of(Stream stream) const {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  if (cudaStreamGetCaptureInfo(to_cuda(stream), &status, &id) != cudaSuccess) {
+    cudaGetLastError();  // the call says it
+    return 0;
+  }
+  return status == cudaStreamCaptureStatusActive ? id : 0;
+}
+
 void CudaBackend::forward(std::unique_ptr<CallState>& call_state, const ForwardInput& input,
                           const ForwardOutput& output, Stream stream_handle) {
   const Occupied occupied(workspace_.in_use);
@@ -161,8 +171,12 @@ void CudaBackend::forward(std::unique_ptr<CallState>& call_state, const ForwardI
     throw_recorded_failure();
     num_tokens = validate_forward(expected_, input, output);
     check_forward_memory(memory_.device, input, output);
-    if (call_state != nullptr) return;
-    if (is_capturing(stream)) {
+    const bool is_captured = is_capturing(stream);
+    if (call_state != nullptr) {
+      if (is_captured && !call_state->is_in_graph()) call_state->graph = capturing_graph(stream);
+      return;
+    }
+    if (is_captured) {
       throw Error(ErrorCode::invalid_argument,
                   "a captured forward call needs a context that exists already: as many forward "
                   "calls before the capture, their contexts kept until all are made");

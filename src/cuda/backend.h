@@ -21,6 +21,7 @@ class CudaBackend final : public LayerBackend {
  public:
   CudaBackend(const LayerConfig& config, Workspace::Impl& workspace);
 
+  [[nodiscard]] std::uint64_t capture_of(Stream stream) const override;
   void forward(std::unique_ptr<CallState>& state, const ForwardInput& input,
                const ForwardOutput& output, Stream stream) override;
   void backward(const CallState* state, const BackwardInput& input, const BackwardOutput& output,

@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "cuda/runtime.h"
+#include "layer/call_context.h"
 #include "megamoe/communicator.h"
 #include "megamoe/layer.h"
 
@@ -17,6 +18,35 @@ inline bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
   return status != cudaStreamCaptureStatusNone;
+}
+
+/// The graph that the stream is being captured in. Nothing of CUDA happens when it goes: it is told
+/// by a thread of the driver.
+inline std::shared_ptr<const CapturingGraph> capturing_graph(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  cudaGraph_t graph = nullptr;
+  check(cudaStreamGetCaptureInfo(stream, &status, &id, &graph), "cudaStreamGetCaptureInfo");
+  using Shared = std::shared_ptr<CapturingGraph>;
+  auto mine = std::make_unique<Shared>(std::make_shared<CapturingGraph>(id));
+  const Shared shared = *mine;
+  cudaUserObject_t object = nullptr;
+  check(cudaUserObjectCreate(
+            &object, mine.get(),
+            [](void* data) {
+              const std::unique_ptr<Shared> its(static_cast<Shared*>(data));
+              (*its)->exists = false;
+            },
+            1, cudaUserObjectNoDestructorSync),
+        "cudaUserObjectCreate");
+  static_cast<void>(mine.release());  // the object's
+  if (const cudaError_t result =
+          cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove);
+      result != cudaSuccess) {
+    cudaUserObjectRelease(object, 1);
+    check(result, "cudaGraphRetainUserObject");
+  }
+  return shared;
 }
 
 /// Within a stream capture nothing is recorded or awaited: who replays graphs orders them.

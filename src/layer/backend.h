@@ -1,6 +1,9 @@
 // What a backend gives to MoeLayer.
 #pragma once
 
+#include <cstdint>
+#include <memory>
+
 #include "comm/workspace_layout.h"
 #include "layer/call_context.h"
 #include "layer/workspace.h"
@@ -17,6 +20,8 @@ class LayerBackend {
   LayerBackend& operator=(const LayerBackend&) = delete;
   virtual ~LayerBackend() = default;
 
+  /// The capture into a CUDA graph that the stream is in; 0 for none. Throws nothing.
+  [[nodiscard]] virtual std::uint64_t capture_of(Stream /*stream*/) const { return 0; }
   /// Makes `state` where it is null: a rank without memory for it fails the call on all ranks.
   virtual void forward(std::unique_ptr<CallState>& state, const ForwardInput& input,
                        const ForwardOutput& output, Stream stream) = 0;

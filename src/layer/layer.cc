@@ -63,8 +63,9 @@ MoeLayer::~MoeLayer() = default;
 CallContext MoeLayer::forward(const ForwardInput& input, const ForwardOutput& output,
                               Stream stream) {
   // Owns the state from here on, so that a call that throws gives it back as well.
-  CallContext context(impl_->pool, impl_->pool->take());
+  CallContext context(impl_->pool, impl_->pool->take(impl_->backend->capture_of(stream)));
   impl_->backend->forward(context.state_, input, output, stream);
+  if (context.state_->is_in_graph()) impl_->pool->add_graph(context.state_->graph);
   return context;
 }
 
@@ -75,6 +76,8 @@ void MoeLayer::backward(const CallContext& context, const BackwardInput& input,
 }
 
 void MoeLayer::check(Stream stream) { impl_->backend->check(stream); }
+
+bool MoeLayer::is_in_graph() const { return impl_->pool->has_graph(); }
 
 const LayerConfig& MoeLayer::config() const { return impl_->config; }
 
