@@ -2,8 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <functional>
+#include <thread>
 
 #include "gpu/layer_device.h"
 
@@ -269,6 +271,54 @@ TEST(CudaGraphs, OfSeveralTokenCountsReplayInAnyOrderBetweenEagerCalls) {
     rank.layer.check(stream);
     EXPECT_TRUE(tensors[which]->bits().equal(wanted[which])) << "problem " << which;
   }
+}
+
+TEST(CudaGraphs, MayBeReplayedBetweenTheForwardAndTheBackwardCallOfAnother) {
+  ProblemSpec spec = spec_with_tokens({120});
+  const Problem captured_problem = make_problem(spec);
+  spec.seed = 5;
+  const Problem other_problem = make_problem(spec);
+  const DeviceProblem captured(captured_problem), other(other_problem);
+  OneRank rank(cuda_config(spec));
+  const TestStream stream;
+  const auto forward = [&](const DeviceProblem& tensors) {
+    return rank.layer.forward(tensors.forward_input(), tensors.forward_output(), stream);
+  };
+  const auto backward = [&](const CallContext& call, const DeviceProblem& tensors) {
+    rank.layer.backward(call, tensors.backward_input(), tensors.backward_output(), stream);
+  };
+  for (const DeviceProblem* tensors : {&captured, &other}) backward(forward(*tensors), *tensors);
+  rank.layer.check(stream);
+  const DeviceProblem::Bits wanted = other.bits(), wanted_of_graph = captured.bits();
+  EXPECT_FALSE(rank.layer.is_in_graph());
+  {
+    // Its context is destroyed as soon as it is captured: by the graph it is kept.
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    check(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "capture");
+    backward(forward(captured), captured);
+    check(cudaStreamEndCapture(stream.get(), &graph), "capture");
+    check(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+    check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+    EXPECT_TRUE(rank.layer.is_in_graph());
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      captured.poison();
+      other.poison();
+      const CallContext call = forward(other);
+      check(cudaGraphLaunch(executable, stream.get()), "replay");
+      backward(call, other);
+      rank.layer.check(stream);
+      EXPECT_TRUE(other.bits().equal(wanted));
+      EXPECT_TRUE(captured.bits().equal(wanted_of_graph));
+    }
+    check(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
+  }
+  // The driver tells of a graph's end from a thread of its own.
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (rank.layer.is_in_graph() && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_FALSE(rank.layer.is_in_graph());
 }
 
 TEST(CudaStreams, CallsOfTwoStreamsRunInTheOrderOfTheirEnqueuing) {
