@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the layer's record out of what `megamoe bench --backend cuda` and bench/baseline/run.py measured.
 
-    layer_record.py RUN/layer_results.json [...] --output bench/results --name h200x2
+    layer_record.py RUN/layer_results.json [...] --output bench/results --name h200x2 [--notes notes.md]
 
 Each file holds the records of one run of scripts/gpu_check: ours, and those of the sequential layer of bench/baseline/ on
 the same GPUs. Writes layer-NAME.json, all of them, and layer-NAME.md, the tables. Ratios are over the baseline of the same
@@ -140,11 +140,13 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", type=pathlib.Path, help="layer_results.json of scripts/gpu_check")
     parser.add_argument("--output", type=pathlib.Path, required=True, help="folder of the record")
+    parser.add_argument("--notes", type=pathlib.Path, help="what follows the tables, as it is")
     parser.add_argument("--name", required=True, help="of the hardware, in the names of the files")
     options = parser.parse_args(arguments)
     records = [record for path in options.results for record in json.loads(path.read_text())]
+    notes = options.notes.read_text() if options.notes else ""
     (options.output / f"layer-{options.name}.json").write_text(json.dumps(records, indent=1) + "\n")
-    (options.output / f"layer-{options.name}.md").write_text(to_markdown(records, baselines_of(records)))
+    (options.output / f"layer-{options.name}.md").write_text(to_markdown(records, baselines_of(records)) + notes)
     print_table(records)
     return 0
 
