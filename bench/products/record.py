@@ -26,6 +26,8 @@ PRODUCTS = {
     "p": ("(c) p and its epilogue", "p_act", "p"),
     "dx": ("(d) dx", "dx", "dx"),
     "dw_bf16": ("(e) weight gradients, bf16", "dw", "dw"),
+    "dw_bf16_together": ("(e) bf16, a tile a CTA", None, None),
+    "dw_bf16_in_turns": ("(e) bf16, in turns", None, None),
     "dw_fp32": ("(e) weight gradients, fp32", None, None),
     "dw_fp32_add": ("(e) added into fp32", None, None),
 }

@@ -43,8 +43,8 @@ class LayerCache {
   std::shared_ptr<BuiltLayer>& find(const LayerConfig& as_chosen);
   /// Collective.
   std::shared_ptr<BuiltLayer> build(const LayerConfig& config);
-  /// Before a larger layer takes its place. Graphs use the one that they were captured with, so that
-  /// is kept until there are none.
+  /// Before a larger layer takes its place. Graphs use the one that they were captured with, so
+  /// that is kept until there are none.
   void drop(std::shared_ptr<BuiltLayer>& built);
   /// Every layer, once, those that graphs alone use too.
   [[nodiscard]] std::vector<std::shared_ptr<BuiltLayer>> layers() const;

@@ -16,8 +16,9 @@ namespace megamoe {
 /// A CUDA graph whose replays read and write the state of a call that was captured in it.
 struct CapturingGraph {
   explicit CapturingGraph(std::uint64_t its_capture) : capture(its_capture) {}
-  const std::uint64_t capture;     ///< what the backend's capture_of() said
-  std::atomic<bool> exists{true};  ///< until the graph and all that was instantiated from it is destroyed
+  const std::uint64_t capture;  ///< what the backend's capture_of() said
+  std::atomic<bool> exists{
+      true};  ///< until the graph and all that was instantiated from it is destroyed
 };
 
 /// The part that a backend fills. Sized for the layer's capacities when it is made, then reused.
@@ -40,7 +41,8 @@ struct CallState {
 /// its layer.
 ///
 /// A graph may be replayed between any two calls, between a forward call and its backward call too.
-/// So a state that a graph holds goes to no call outside of its capture as long as the graph exists.
+/// So a state that a graph holds goes to no call outside of its capture as long as the graph
+/// exists.
 class CallStatePool {
  public:
   /// A used state for a call of the capture, 0 for a call outside of any; null where there is none.

@@ -411,6 +411,7 @@ inline double sampled_gate_up_gradient_error(const ProductData& d) {
 inline std::vector<ProductCase> product_cases() {
   using products::LaunchOptions;
   using products::Sharing;
+  using products::Turns;
   const std::vector<Sharing> all = {Sharing::rows, Sharing::channels, Sharing::automatic};
   const auto gate_up_error = [](ProductData& d) {
     const DotOperand x{d.x_NH.data(), d.hidden, 1};
@@ -423,6 +424,19 @@ inline std::vector<ProductCase> product_cases() {
             d.out_NI.data(),
             d.intermediate,
             d.hidden});
+  };
+  const auto bf16_gradients = [&](const char* name, Turns turns) {
+    return ProductCase{
+        name,
+        kBf16Tolerance,
+        all,
+        [turns](ProductData& d, LaunchOptions options) {
+          options.turns = turns;
+          multiply_weight_gradients(d.rows(), d.gradient_jobs(), products::GradientMode::store,
+                                    options);
+        },
+        [](ProductData& d) { return sampled_gradient_error(d, d.gradients.data(), 0.0); },
+        {3, 2, 3, 6}};
   };
   return {
       {"down",
@@ -496,15 +510,9 @@ inline std::vector<ProductCase> product_cases() {
        },
        [](ProductData& d) { return sampled_gate_up_gradient_error(d); },
        {1, 1, 5, 2}},
-      {"dw_bf16",
-       kBf16Tolerance,
-       all,
-       [](ProductData& d, const LaunchOptions& options) {
-         multiply_weight_gradients(d.rows(), d.gradient_jobs(), products::GradientMode::store,
-                                   options);
-       },
-       [](ProductData& d) { return sampled_gradient_error(d, d.gradients.data(), 0.0); },
-       {3, 2, 3, 6}},
+      bf16_gradients("dw_bf16", Turns::automatic),
+      bf16_gradients("dw_bf16_together", Turns::never),
+      bf16_gradients("dw_bf16_in_turns", Turns::always),
       {"dw_fp32",
        kFp32Tolerance,
        all,

@@ -2,6 +2,7 @@
 // tiles, SMs or repetition.
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <numeric>
 #include <random>
 
@@ -72,6 +73,26 @@ TEST_F(Products, BitsDoNotDependOnSharingOrNumberOfSms) {
         EXPECT_EQ(output_bits(data, product, options), expected)
             << product.name << ", sharing " << static_cast<int>(sharing) << ", SMs " << num_sms;
       }
+    }
+  }
+}
+
+TEST_F(Products, Bf16GradientsHaveTheSameBitsTogetherAndInTurns) {
+  for (const auto& [hidden, intermediate] : {std::pair{768, 448}, {320, 192}, {2048, 1408}}) {
+    ProductData data = make_data(hidden, intermediate, Groups({128, 256, 0, 333, 5, 190}));
+    const auto gradients = [&](products::Turns turns, Sharing sharing) {
+      data.poison_outputs();
+      LaunchOptions options;
+      options.turns = turns;
+      options.sharing = sharing;
+      multiply_weight_gradients(data.rows(), data.gradient_jobs(), GradientMode::store, options);
+      return data.gradients.download();
+    };
+    const std::vector<bf16> together = gradients(products::Turns::never, Sharing::automatic);
+    for (const Sharing sharing : {Sharing::rows, Sharing::channels}) {
+      const std::vector<bf16> in_turns = gradients(products::Turns::always, sharing);
+      EXPECT_EQ(std::memcmp(in_turns.data(), together.data(), together.size() * sizeof(bf16)), 0)
+          << hidden << " x " << intermediate << ", sharing " << static_cast<int>(sharing);
     }
   }
 }

@@ -22,6 +22,8 @@ const void* gate_up_gradient_and_pull_sharing_channels();
 
 const void* weight_gradients_beside_rows_bf16_sharing_rows();
 const void* weight_gradients_beside_rows_bf16_sharing_channels();
+const void* weight_gradients_beside_rows_bf16_in_turns_sharing_rows();
+const void* weight_gradients_beside_rows_bf16_in_turns_sharing_channels();
 const void* weight_gradients_beside_rows_fp32_sharing_rows();
 const void* weight_gradients_beside_rows_fp32_sharing_channels();
 

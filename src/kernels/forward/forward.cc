@@ -76,13 +76,19 @@ const void* gradient_pull_kernel(Sharing sharing) {
 }
 
 const void* gradients_kernel(products::GradientType type, Sharing sharing) {
-  if (type == products::GradientType::bf16) {
-    return sharing == Sharing::rows
-               ? products::weight_gradients_beside_rows_bf16_sharing_rows()
-               : products::weight_gradients_beside_rows_bf16_sharing_channels();
+  const bool shares_rows = sharing == Sharing::rows;
+  switch (type) {
+    case products::GradientType::bf16:
+      return shares_rows ? products::weight_gradients_beside_rows_bf16_sharing_rows()
+                         : products::weight_gradients_beside_rows_bf16_sharing_channels();
+    case products::GradientType::bf16_in_turns:
+      return shares_rows ? products::weight_gradients_beside_rows_bf16_in_turns_sharing_rows()
+                         : products::weight_gradients_beside_rows_bf16_in_turns_sharing_channels();
+    case products::GradientType::fp32:
+      return shares_rows ? products::weight_gradients_beside_rows_fp32_sharing_rows()
+                         : products::weight_gradients_beside_rows_fp32_sharing_channels();
   }
-  return sharing == Sharing::rows ? products::weight_gradients_beside_rows_fp32_sharing_rows()
-                                  : products::weight_gradients_beside_rows_fp32_sharing_channels();
+  return nullptr;
 }
 
 void launch_push(RowProductLaunch& launch, const RankView& view, const RowOrigin* origin_C,
@@ -197,6 +203,8 @@ void load_overlap_kernels() {
         products::dx_and_push_sharing_rows(), products::dx_and_push_sharing_channels(),
         products::weight_gradients_beside_rows_bf16_sharing_rows(),
         products::weight_gradients_beside_rows_bf16_sharing_channels(),
+        products::weight_gradients_beside_rows_bf16_in_turns_sharing_rows(),
+        products::weight_gradients_beside_rows_bf16_in_turns_sharing_channels(),
         products::weight_gradients_beside_rows_fp32_sharing_rows(),
         products::weight_gradients_beside_rows_fp32_sharing_channels()}) {
     load_kernel(kernel);

@@ -9,9 +9,8 @@ const void* weight_gradients_beside_rows_bf16_sharing_rows() {
 }
 
 std::size_t rows_beside_shared_bytes(GradientType type) {
-  return type == GradientType::bf16
-             ? kSharedBytesWith<GradientStorage<GradientType::bf16>, RowsBesideShared>
-             : kSharedBytesWith<GradientStorage<GradientType::fp32>, RowsBesideShared>;
+  return type == GradientType::bf16 ? kSharedBytesWith<SharedStorage, RowsBesideShared>
+                                    : kSharedBytesWith<TurnStorage, RowsBesideShared>;
 }
 
 }  // namespace megamoe::products

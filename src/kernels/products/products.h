@@ -39,10 +39,15 @@ struct GroupedRows {
 /// do not depend on it. Kernels with an activation other than SwiGLU always share channels.
 enum class Sharing { automatic, rows, channels };
 
+/// Whether the warpgroups of bf16 weight gradients have tiles of their own, in turns. Results do
+/// not depend on it.
+enum class Turns { automatic, never, always };
+
 struct LaunchOptions {
   cudaStream_t stream = nullptr;
   int num_sms = 0;  ///< 0: all of the device
   Sharing sharing = Sharing::automatic;
+  Turns turns = Turns::automatic;
   int expected_group_rows = 0;  ///< a hint for `automatic`, rows an expert on average; 0: unknown
   device::TensorMapCache* tensor_maps = nullptr;  ///< null: every map is encoded anew
   device::ProductEnds* ends = nullptr;  ///< [kNumProductKinds], device memory; null: not measured

@@ -76,13 +76,15 @@ __device__ inline void write_fp32_blocks(const Accumulators& acc, int num_units,
   }
 }
 
-/// The gradient of an expert without rows. Without accumulators: defined by anything but products,
-/// they would make the compiler serialise those (ptxas C7515).
-template <class Writer>
-__device__ inline void write_fp32_zeros(int num_units, Writer& writer) {
-  const int piece_bytes = num_units / 2 * schedule::kRowsPerUnit * kBlockChannels * 4;
+/// The gradient of an expert without rows, of a tile that leaves in `kPieces`. Without
+/// accumulators: defined by anything but products, they would make the compiler serialise those
+/// (ptxas C7515).
+template <int kPieces, class Writer>
+__device__ inline void write_zeros(int num_units, Writer& writer) {
+  // fp32 or bf16: a piece has half the lines or half the bytes an element.
+  const int piece_bytes = num_units * schedule::kRowsPerUnit * kBlockChannels * 2;
   const int first = static_cast<int>(threadIdx.x) % device::kWarpgroupSize * 4;
-  for (int piece = 0; piece < 2 * kBlocksPerWarpgroup; ++piece) {
+  for (int piece = 0; piece < kPieces; ++piece) {
     const std::uint32_t slot = writer.begin_slot(piece);
     for (int byte = first; byte < piece_bytes; byte += device::kWarpgroupSize * 4) {
       store_word(slot + byte, 0.0F);

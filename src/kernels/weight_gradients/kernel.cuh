@@ -1,5 +1,5 @@
-// The kernel of the weight gradients; K is an expert's rows. To bf16: same block, stages and slots
-// as the row products; to fp32: tiles of one warpgroup (turns.h).
+// The kernel of the weight gradients; K is an expert's rows. The same block, stages and slots as
+// those of the row products, or tiles of one warpgroup (turns.h).
 //
 // Read next: weight_gradient.h (what), gradient_walk.cuh (which tile), load_role.cuh,
 // math_role.cuh, store_role.cuh.

@@ -20,7 +20,7 @@ constexpr OperandLayout gradient_layout() {
   constexpr std::uint32_t kChannelSubTile = kRowsShared ? kSubTile : kSubTile / 2;
   return {device::Major::mn,
           device::Major::mn,
-          kType == GradientType::bf16 ? 2 * kChannelSubTile : 0,  // in turns: the whole tile
+          kInTurns<kType> ? 0 : 2 * kChannelSubTile,  // in turns: the whole tile
           kChannelSubTile,
           kRowsShared ? kSubTile / 2 : kGradientChannelBytes<kType> / 2,
           kRowsShared ? kRowBytes / 2 : kSubTile / 2,
@@ -36,14 +36,13 @@ template <Shared kShared, GradientType kType, class Await>
 __device__ inline void gradient_load_role(const WeightGradientParams& params,
                                           GradientStorage<kType>& shared, int cta_rank,
                                           Await&& await) {
-  constexpr bool kInTurns = kType == GradientType::fp32;
   constexpr std::uint32_t kChannels = kGradientChannelBytes<kType>;
   const std::uint32_t stages = device::shared_address(shared.stages);
   const std::uint32_t filled = device::shared_address(stage_barriers(shared).stage_filled);
   const std::uint32_t free = device::shared_address(stage_barriers(shared).stage_free);
   GradientWalk<kShared> walk(params, cta_rank);
   trace::Recorder recorder(params.trace_region, trace::track_warp_0, 0);
-  device::RingPosition<kInTurns ? kTurnStages : kNumStages> ring;
+  device::RingPosition<kInTurns<kType> ? kTurnStages : kNumStages> ring;
   GradientTile tile;
   while (walk.next(tile)) {
     await(tile, recorder);

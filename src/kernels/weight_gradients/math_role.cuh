@@ -1,5 +1,4 @@
-// The math warpgroups of the weight gradients: both on one tile (bf16), or each on its own in turns
-// (fp32).
+// The math warpgroups of the weight gradients: both on one tile, or each on its own in turns.
 #pragma once
 
 #include "kernels/products/epilogue.cuh"
@@ -84,16 +83,16 @@ struct TurnStages {
   }
 };
 
-template <Shared kShared>
+template <Shared kShared, GradientType kType>
 __device__ inline void multiply_in_turns(const WeightGradientParams& params, TurnStorage& shared,
                                          int cta_rank, int warpgroup) {
-  constexpr OperandLayout kLayout = gradient_layout<kShared, GradientType::fp32>();
+  constexpr OperandLayout kLayout = gradient_layout<kShared, kType>();
   const std::uint32_t stages = device::shared_address(shared.stages);
   trace::Recorder recorder(params.trace_region, trace::track_math_0 + warpgroup,
                            static_cast<int>(threadIdx.x) % device::kWarpgroupSize);
   const TurnStages barriers(shared.turns, warpgroup, recorder);
   GradientWalk<kShared> walk(params, cta_rank);
-  PieceWriter<GradientPieces<GradientType::fp32>> writer(
+  PieceWriter<GradientPieces<kType>> writer(
       shared, warpgroup, recorder,
       params.update == GradientUpdate::add ? FirstGrant::awaited : FirstGrant::given);
   SharedRing<kTurnStages> ring;
@@ -115,7 +114,7 @@ __device__ inline void multiply_in_turns(const WeightGradientParams& params, Tur
         writer.write_nothing();
       } else if (tile.num_k_blocks == 0) {
         barriers.end_turn();
-        write_fp32_zeros(num_units, writer);
+        write_zeros<kNumGradientPieces<kType>>(num_units, writer);
       } else {
         Accumulators acc;
         device::forget_accumulators(acc);
@@ -127,7 +126,11 @@ __device__ inline void multiply_in_turns(const WeightGradientParams& params, Tur
               tile.last_k_steps);
         }
         const trace::Span span(recorder, trace::Event::epilogue, tile.group, num_units);
-        write_fp32_blocks(acc, num_units, params.update, writer);
+        if constexpr (kType == GradientType::fp32) {
+          write_fp32_blocks(acc, num_units, params.update, writer);
+        } else {
+          write_blocks(acc, num_units, writer);
+        }
       }
       turn_parity ^= 1U;
     }
@@ -140,10 +143,10 @@ template <Shared kShared, GradientType kType>
 __device__ inline void gradient_math_role(const WeightGradientParams& params,
                                           GradientStorage<kType>& shared, int cta_rank,
                                           int warpgroup) {
-  if constexpr (kType == GradientType::bf16) {
-    multiply_together<kShared>(params, shared, cta_rank, warpgroup);
+  if constexpr (kInTurns<kType>) {
+    multiply_in_turns<kShared, kType>(params, shared, cta_rank, warpgroup);
   } else {
-    multiply_in_turns<kShared>(params, shared, cta_rank, warpgroup);
+    multiply_together<kShared>(params, shared, cta_rank, warpgroup);
   }
 }
 

@@ -49,32 +49,39 @@ __device__ inline void grant_slot(const WeightGradientParams& params, const Grad
   Fp32Piece(params, tile, piece).load(slot, granted);
 }
 
+/// A piece of a bf16 tile in the gradient.
+template <GradientType kType>
+__device__ inline void store_bf16_piece(const WeightGradientParams& params,
+                                        const GradientTile& tile, int block, std::uint32_t slot) {
+  const int channel = tile.channel_tile * kGradientTileChannels<kType> + block * kBlockChannels;
+  device::store_tile(&params.jobs[tile.job].gradient[tile.num_blocks - 1], slot, channel,
+                     tile.first_block * kGradientBlock, tile.group);
+}
+
 /// Stores the pieces of tiles of which `may_store(tile)` is true when they are complete.
 template <Shared kShared, class MayStore>
-__device__ inline void store_bf16_tiles(const WeightGradientParams& params, SharedStorage& shared,
-                                        int cta_rank, int slot_idx, const MayStore& may_store) {
+__device__ inline void store_tiles(const WeightGradientParams& params, SharedStorage& shared,
+                                   int cta_rank, int slot_idx, const MayStore& may_store) {
+  constexpr GradientType kType = GradientType::bf16;
   GradientWalk<kShared> walk(params, cta_rank);
   trace::Recorder recorder(params.trace_region, trace::track_warp_1 + slot_idx, 0);
-  SlotStores<GradientPieces<GradientType::bf16>> stores(shared, slot_idx, recorder);
+  SlotStores<GradientPieces<kType>> stores(shared, slot_idx, recorder);
   GradientTile tile;
   while (walk.next(tile)) {
     if (tile.num_blocks == 0) continue;
     const trace::Span span(recorder, trace::Event::stores, tile.group);
     stores.store_tile_pieces([&](int warpgroup, int piece, std::uint32_t slot) {
       if (!may_store(tile)) return;
-      const int channel = tile.channel_tile * kTileChannels +
-                          (warpgroup * kBlocksPerWarpgroup + piece) * kBlockChannels;
-      device::store_tile(&params.jobs[tile.job].gradient[tile.num_blocks - 1], slot, channel,
-                         tile.first_block * kGradientBlock, tile.group);
+      store_bf16_piece<kType>(params, tile, warpgroup * kBlocksPerWarpgroup + piece, slot);
     });
   }
 }
 
 /// The tiles of both warpgroups, in their turns; those without lines have empty pieces.
-template <Shared kShared, class MayStore>
-__device__ inline void store_fp32_tiles(const WeightGradientParams& params, TurnStorage& shared,
-                                        int cta_rank, int slot_idx, const MayStore& may_store) {
-  using Pieces = GradientPieces<GradientType::fp32>;
+template <Shared kShared, GradientType kType, class MayStore>
+__device__ inline void store_tiles_in_turns(const WeightGradientParams& params, TurnStorage& shared,
+                                            int cta_rank, int slot_idx, const MayStore& may_store) {
+  using Pieces = GradientPieces<kType>;
   constexpr int kPieces = Pieces::kPerWarpgroup;
   GradientWalk<kShared> walk(params, cta_rank);
   trace::Recorder recorder(params.trace_region, trace::track_warp_1 + slot_idx, 0);
@@ -93,7 +100,9 @@ __device__ inline void store_fp32_tiles(const WeightGradientParams& params, Turn
     const int first = owner * kPieces;
     const auto store = [&](int /*warpgroup*/, int piece, std::uint32_t slot) {
       if (tile.num_blocks == 0 || !may_store(tile)) return;
-      if (params.update == GradientUpdate::add && piece >= kPiecesBroughtIn) {
+      if constexpr (kType == GradientType::bf16_in_turns) {
+        store_bf16_piece<kType>(params, tile, piece, slot);
+      } else if (params.update == GradientUpdate::add && piece >= kPiecesBroughtIn) {
         Fp32Piece(params, tile, piece).add(slot);
       } else {
         Fp32Piece(params, tile, piece).store(slot);
@@ -117,10 +126,10 @@ template <Shared kShared, GradientType kType, class MayStore>
 __device__ inline void gradient_store_role(const WeightGradientParams& params,
                                            GradientStorage<kType>& shared, int cta_rank,
                                            int slot_idx, const MayStore& may_store) {
-  if constexpr (kType == GradientType::bf16) {
-    store_bf16_tiles<kShared>(params, shared, cta_rank, slot_idx, may_store);
+  if constexpr (kInTurns<kType>) {
+    store_tiles_in_turns<kShared, kType>(params, shared, cta_rank, slot_idx, may_store);
   } else {
-    store_fp32_tiles<kShared>(params, shared, cta_rank, slot_idx, may_store);
+    store_tiles<kShared>(params, shared, cta_rank, slot_idx, may_store);
   }
   device::wait_stores_complete<0>();
   if (slot_idx == kNumStoreWarps - 1)

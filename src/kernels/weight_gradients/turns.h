@@ -1,10 +1,11 @@
-// Where everything lies in shared memory while fp32 gradients are computed.
+// Where everything lies in shared memory while the warpgroups take turns.
 //
 // An fp32 tile is twice the bytes of a bf16 one: with both warpgroups on one tile the tensor cores
 // waited until most of it had left. So the warpgroups work on tiles of their own, 128 channels x
 // 192 lines, and take turns, as those of the gate_up gradient do: one multiplies while the other's
 // tile leaves. That costs a third more operand traffic. Stored gradients are a tenth faster for it
-// at qwen3-235b; what is added into memory still waits for memory (docs/perf_log.md).
+// at qwen3-235b; what is added into memory still waits for memory (docs/perf_log.md). Where experts
+// have few rows, a tile's end is a large part of its time for bf16, too.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +36,6 @@ struct TurnStorage {
 static_assert(sizeof(TurnStorage) <= 232448, "shared memory of one SM");
 
 template <GradientType kType>
-using GradientStorage = std::conditional_t<kType == GradientType::bf16, SharedStorage, TurnStorage>;
+using GradientStorage = std::conditional_t<kInTurns<kType>, TurnStorage, SharedStorage>;
 
 }  // namespace megamoe::products

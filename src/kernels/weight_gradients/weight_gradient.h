@@ -22,14 +22,18 @@ inline constexpr int kGradientBlock = 64;
 inline constexpr int kMaxBlocksPerTile = kTileRows / kGradientBlock;
 inline constexpr int kUnitsPerGradientBlock = kGradientBlock / schedule::kRowsPerUnit;
 
-/// What a gradient is stored as; `fp32` is also what gradients are added into.
-enum class GradientType { bf16, fp32 };
+/// What a gradient is stored as, and how: `fp32` is also what gradients are added into. bf16: both
+/// warpgroups work on one tile, 128 channels each. The others: each has tiles of its own, in turns
+/// (turns.h).
+enum class GradientType { bf16, bf16_in_turns, fp32 };
 
-/// Channels of a CTA's tile. bf16: both warpgroups work on one tile, 128 channels each. fp32: each
-/// has tiles of its own, in turns (turns.h).
+template <GradientType kType>
+inline constexpr bool kInTurns = kType != GradientType::bf16;
+
+/// Channels of a CTA's tile.
 template <GradientType kType>
 inline constexpr int kGradientTileChannels =
-    kType == GradientType::bf16 ? kTileChannels : kTileChannels / kNumMathWarpgroups;
+    kInTurns<kType> ? kTileChannels / kNumMathWarpgroups : kTileChannels;
 template <GradientType kType>
 inline constexpr std::uint32_t kGradientChannelBytes = kGradientTileChannels<kType>* kBlockK * 2;
 
@@ -37,7 +41,7 @@ inline constexpr std::uint32_t kGradientChannelBytes = kGradientTileChannels<kTy
 /// lines, as fp32 of half of them.
 template <GradientType kType>
 inline constexpr int kNumGradientPieces =
-    kType == GradientType::bf16 ? kBlocksPerWarpgroup : 2 * kBlocksPerWarpgroup;
+    kType == GradientType::fp32 ? 2 * kBlocksPerWarpgroup : kBlocksPerWarpgroup;
 
 template <GradientType kType>
 using GradientPieces = PieceNumbering<kNumGradientPieces<kType>>;

@@ -61,9 +61,38 @@ void check_gradient(const WeightGradient& job, const GroupedRows& rows, DType dt
   check_weights(shape, rows.num_groups, gradient.sizes[1], gradient.sizes[2], "gradient");
 }
 
+/// From as many rows an expert on, the end of a tile costs bf16 gradients less than the operands of
+/// smaller tiles (docs/perf_log.md).
+constexpr int kManyRows = 768;
+
+GradientType type_of(DType dtype, const LaunchOptions& options) {
+  if (dtype != DType::bf16) return GradientType::fp32;
+  const bool has_few_rows =
+      options.expected_group_rows > 0 && options.expected_group_rows < kManyRows;
+  const bool in_turns =
+      options.turns == Turns::automatic ? has_few_rows : options.turns == Turns::always;
+  return in_turns ? GradientType::bf16_in_turns : GradientType::bf16;
+}
+
 int tile_channels(GradientType type) {
   return type == GradientType::bf16 ? kGradientTileChannels<GradientType::bf16>
                                     : kGradientTileChannels<GradientType::fp32>;
+}
+
+const void* kernel_of(GradientType type, Sharing sharing) {
+  const bool shares_rows = sharing == Sharing::rows;
+  switch (type) {
+    case GradientType::bf16:
+      return shares_rows ? weight_gradient_bf16_sharing_rows()
+                         : weight_gradient_bf16_sharing_channels();
+    case GradientType::bf16_in_turns:
+      return shares_rows ? weight_gradient_bf16_in_turns_sharing_rows()
+                         : weight_gradient_bf16_in_turns_sharing_channels();
+    case GradientType::fp32:
+      return shares_rows ? weight_gradient_fp32_sharing_rows()
+                         : weight_gradient_fp32_sharing_channels();
+  }
+  return nullptr;
 }
 
 GradientJob describe_job(const LaunchOptions& options, const WeightGradient& job, GradientType type,
@@ -105,7 +134,7 @@ WeightGradientLaunch describe_weight_gradients(const GroupedRows& rows,
   check_groups(rows, "weight gradients");
   WeightGradientLaunch launch;
   const DType dtype = gradients.front().gradient_eRC.dtype;
-  launch.type = dtype == DType::bf16 ? GradientType::bf16 : GradientType::fp32;
+  launch.type = type_of(dtype, options);
   launch.sharing = choose(options.sharing, launch.type, gradients);
   WeightGradientParams& params = launch.params;
   params.num_jobs = static_cast<int>(gradients.size());
@@ -125,18 +154,8 @@ void multiply_weight_gradients(const GroupedRows& rows, std::span<const WeightGr
                                const std::uint32_t* cancelled) {
   WeightGradientLaunch launch =
       describe_weight_gradients(rows, gradients, mode, options, cancelled);
-  const bool shares_rows = launch.sharing == Sharing::rows;
-  const void* kernel = nullptr;
-  if (launch.type == GradientType::bf16) {
-    kernel =
-        shares_rows ? weight_gradient_bf16_sharing_rows() : weight_gradient_bf16_sharing_channels();
-  } else {
-    kernel =
-        shares_rows ? weight_gradient_fp32_sharing_rows() : weight_gradient_fp32_sharing_channels();
-  }
-  launch_clusters(kernel, {&launch.params}, options,
-                  launch.type == GradientType::bf16 ? sizeof(GradientStorage<GradientType::bf16>)
-                                                    : sizeof(GradientStorage<GradientType::fp32>));
+  launch_clusters(kernel_of(launch.type, launch.sharing), {&launch.params}, options,
+                  launch.type == GradientType::bf16 ? sizeof(SharedStorage) : sizeof(TurnStorage));
 }
 
 }  // namespace megamoe::products
