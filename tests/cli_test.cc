@@ -164,6 +164,7 @@ TEST_F(Command, TraceNamesTheOptionThatIsWrong) {
   expect_usage_error("--shape no-such-model" + out, "--shape");
   expect_usage_error("--ranks 3" + out, "--ranks");
   expect_usage_error("--sms -1" + out, "--sms");
+  expect_usage_error("--weight-gradients fp64" + out, "--weight-gradients");
 }
 
 TEST_F(Command, TraceOfABuildThatDoesNotRecordSaysHowToBuildOneThatDoes) {
