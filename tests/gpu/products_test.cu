@@ -138,6 +138,22 @@ TEST_F(Products, AccumulatingTwiceAddsTwice) {
   EXPECT_EQ(num_different, 0);
 }
 
+// The L2's adder takes subnormals for zeros where `red` asks for it.
+TEST_F(Products, AddingZeroKeepsSubnormals) {
+  constexpr float kSubnormal = 0x1.8p-140F;
+  ProductData data = make_data(256, 128, Groups({33, 64, 200}));
+  for (const auto& [rows, columns] : data.row_operands())
+    check_cuda(cudaMemset(rows->data(), 0, rows->size() * sizeof(bf16)), "memset");
+  data.main_gradients();
+  for (const float before : {kSubnormal, -kSubnormal}) {
+    fill_constant(*data.main_grad, before);
+    multiply_weight_gradients(data.rows(), data.gradient_jobs(data.main_gradients()),
+                              GradientMode::accumulate, {});
+    const std::vector<float> after = data.main_grad->download();
+    EXPECT_EQ(std::count(after.begin(), after.end(), before), std::ssize(after)) << before;
+  }
+}
+
 TEST_F(Products, FusedGateAndUpAreReadInPlace) {
   // [e, 2I, H]: gate rows, then up rows of each expert.
   const Groups groups({70, 40});
