@@ -100,7 +100,7 @@ def to_stage_table(records):
 def to_markdown(records, baselines):
     ours = [record for record in records if is_ours(record)]
     hardware = sorted({record["hardware"] for record in ours})
-    lines = [f"# The layer on {' and '.join(hardware)}", "",
+    lines = [f"# The layer on {' and '.join(hardware)}" if ours else "# The baseline alone", "",
              "Uniform random routing. Medians of the passes [fastest, slowest], the slowest rank's; bursts of about 40 ms after a",
              "pause, ours, the baseline's and the dense product's alike. P: bf16 8192^3 through cuBLAS in the same process.",
              "TFLOP/s count 6 N H I forward and 12 N H I backward, also where gate and up are computed again. The baseline is",
@@ -109,14 +109,17 @@ def to_markdown(records, baselines):
     for run in dict.fromkeys(record["run"] for record in records):
         in_run = [record for record in records if record["run"] == run]
         of_ours = [record for record in in_run if is_ours(record)]
-        dense = sorted(record["dense_tflops"] for record in of_ours)
-        lines += ["", f"Run {run}: source {of_ours[0]['commit'][:12]}, {of_ours[0]['hardware']}, P {dense[0]:.0f} to {dense[-1]:.0f} TFLOP/s; for example",
-                  f"`{of_ours[0]['command']}`."]
+        if of_ours:
+            first, dense = of_ours[0], [record["dense_tflops"] for record in of_ours]
+            lines += ["", f"Run {run}: source {first['commit'][:12]}, {first['hardware']}, P {min(dense):.0f} to {max(dense):.0f} TFLOP/s; for example",
+                      f"`{first['command']}`."]
         for ranks, tokens in dict.fromkeys((r["ranks"], r["tokens_per_rank"]) for r in in_run):
             of_size = [r for r in in_run if (r["ranks"], r["tokens_per_rank"]) == (ranks, tokens)]
             lines += ["", f"## {ranks} rank{'s' if ranks > 1 else ''} of {tokens} tokens, run {run}", "", *to_table(of_size, baselines)]
-            default = [r for r in of_size if is_ours(r) and name_of(r) == "overlap, saved"]
-            sequential = [r for r in of_size if is_ours(r) and name_of(r) == "sequential, saved"]
+            default = [r for r in of_size if name_of(r) == "overlap, saved"]
+            if not default:
+                continue
+            sequential = [r for r in of_size if name_of(r) == "sequential, saved"]
             lines += ["", *to_share_table(default), "",
                       "Stages are looked at in passes of their own. What the first stages of the forward pass say is mostly the wait for",
                       "the host, which had just read the counters of the pass before.", "", *to_stage_table(default + sequential)]

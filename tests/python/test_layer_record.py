@@ -1,12 +1,9 @@
 """The record of the layer, from records of the kind that scripts/gpu_check collects."""
 
-import importlib.util
 import json
-import pathlib
 
 import pytest
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from programs import load_program
 
 SIZE = {"shape": "qwen3-30b", "tokens_per_rank": 8192, "ranks": 2, "dense_tflops": 800.0, "run": "one", "commit": "0" * 40}
 OURS = SIZE | {
@@ -50,14 +47,17 @@ RECORDS = [
 ]
 
 
+def write(folder, *runs):
+    files = [folder / str(number) for number in range(len(runs))]
+    for file, records in zip(files, runs):
+        file.write_text(json.dumps(records))
+    main = load_program("bench/layer_record.py").main
+    assert main([*map(str, files), "--output", str(folder), "--name", "gpu"]) == 0
+
+
 @pytest.fixture
 def written(tmp_path):
-    spec = importlib.util.spec_from_file_location("layer_record", ROOT / "bench/layer_record.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    for name, part in {"first": RECORDS[:4], "second": RECORDS[4:]}.items():
-        (tmp_path / name).write_text(json.dumps(part))
-    assert module.main([str(tmp_path / "first"), str(tmp_path / "second"), "--output", str(tmp_path), "--name", "gpu"]) == 0
+    write(tmp_path, RECORDS[:4], RECORDS[4:])
     return json.loads((tmp_path / "layer-gpu.json").read_text()), (tmp_path / "layer-gpu.md").read_text()
 
 
@@ -85,3 +85,10 @@ def test_sizes_and_runs_have_their_own_tables(written):
         "## 2 ranks of 8192 tokens, run two",
     ]
     assert "| forward: gate_up | 0.60 |" in text and "| 1.7% | 2.6% | 6.0% | 1.0% | 0.0% | 100.0% |" in text
+
+
+def test_a_run_of_the_baseline_alone_has_a_table(tmp_path):
+    write(tmp_path, [BASELINE])
+    text = (tmp_path / "layer-gpu.md").read_text()
+    assert "## 2 ranks of 8192 tokens, run one" in text and "| qwen3-30b | baseline, compiled | 4.00 |" in text
+    assert "loaders" not in text and "stage, ms" not in text

@@ -1,12 +1,9 @@
 """The record of the products, from small files of the kind that products_bench and grouped_mm.py write."""
 
-import importlib.util
 import json
-import pathlib
 
 import pytest
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from programs import load_program
 
 #: P is 800 TFLOP/s and memory 4 TB/s. down: 400 TFLOP/s, FLOPs take 1 ms and bytes 0.5. dw_fp32_add: 100 TFLOP/s,
 #: 0.5 ms and 3.
@@ -35,9 +32,7 @@ TORCH = [
 
 @pytest.fixture
 def record():
-    spec = importlib.util.spec_from_file_location("record", ROOT / "bench/products/record.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_program("bench/products/record.py")
     # These rows have few of the products; the shares asked are the module's own.
     module.LEAST_SHARES = {"qwen3-30b": {"down": module.LEAST_SHARES["qwen3-30b"]["down"]}}
     return module

@@ -1,6 +1,5 @@
 """The command line, the pictures, the training example and the wheel."""
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -15,10 +14,10 @@ import torch
 import torch.distributed as dist
 from megamoe import __main__ as command
 from megamoe import _library, plot
+from programs import ROOT, load_program
 from ranks import run_ranks
 from torch.distributed.run import get_args_parser
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def test_info_says_what_can_run_and_why_not():
@@ -106,13 +105,6 @@ def test_other_files_are_refused(tmp_path, capsys, content, message):
 
 
 # ---- Comparison ------------------------------------------------------------------------------------------
-
-
-def load_program(path):
-    spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, ROOT / path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def compare_on_rank(rank, file):
