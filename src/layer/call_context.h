@@ -17,8 +17,8 @@ namespace megamoe {
 struct CapturingGraph {
   explicit CapturingGraph(std::uint64_t its_capture) : capture(its_capture) {}
   const std::uint64_t capture;  ///< what the backend's capture_of() said
-  std::atomic<bool> exists{
-      true};  ///< until the graph and all that was instantiated from it is destroyed
+  /// Until the graph and all that was instantiated from it is destroyed.
+  std::atomic<bool> exists{true};
 };
 
 /// The part that a backend fills. Sized for the layer's capacities when it is made, then reused.

@@ -3,12 +3,9 @@
 namespace megamoe::tools {
 
 void LayerChoices::apply_to(LayerConfig& config) const {
-  config.memory_mode = mode == "saved" ? MemoryMode::saved : MemoryMode::recompute;
+  config.memory_mode = kMemoryModes.at(mode);
   config.overlap = overlap == "on" ? Overlap::on : Overlap::off;
-  config.weight_gradient_mode = weight_gradients == "store-bf16" ? WeightGradientMode::store_bf16
-                                : weight_gradients == "store-fp32"
-                                    ? WeightGradientMode::store_fp32
-                                    : WeightGradientMode::accumulate_fp32;
+  config.weight_gradient_mode = kWeightGradients.at(weight_gradients);
 }
 
 void add_layer_choices(CLI::App& command, LayerChoices& choices) {

@@ -1,12 +1,21 @@
-// The options of `bench` and `trace` that say how a layer works.
+// How a layer works, as options of the command name it; and those options of `bench` and `trace`.
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <map>
 #include <string>
 
 #include "megamoe/config.h"
 
 namespace megamoe::tools {
+
+inline const std::map<std::string, MemoryMode> kMemoryModes = {
+    {"saved", MemoryMode::saved}, {"recompute", MemoryMode::recompute}};
+
+inline const std::map<std::string, WeightGradientMode> kWeightGradients = {
+    {"store-bf16", WeightGradientMode::store_bf16},
+    {"store-fp32", WeightGradientMode::store_fp32},
+    {"accumulate-fp32", WeightGradientMode::accumulate_fp32}};
 
 struct LayerChoices {
   std::string mode = "saved";

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "commands/commands.h"
+#include "commands/layer_choices.h"
 #include "common/build_info.h"
 #include "common/devices.h"
 #include "common/json_file.h"
@@ -76,15 +77,7 @@ const std::map<std::string, ActivationKind> kActivations = {
     {"gelu-erf", ActivationKind::gelu_erf}, {"gelu-tanh", ActivationKind::gelu_tanh},
     {"relu2", ActivationKind::relu2},       {"identity", ActivationKind::identity}};
 
-const std::map<std::string, MemoryMode> kModes = {{"saved", MemoryMode::saved},
-                                                  {"recompute", MemoryMode::recompute}};
-
 const std::map<std::string, Backend> kBackends = {{"cpu", Backend::cpu}, {"cuda", Backend::cuda}};
-
-const std::map<std::string, WeightGradientMode> kWeightGradients = {
-    {"store-bf16", WeightGradientMode::store_bf16},
-    {"store-fp32", WeightGradientMode::store_fp32},
-    {"accumulate-fp32", WeightGradientMode::accumulate_fp32}};
 
 const std::map<std::string, ExpertWeight> kExpertWeights = {
     {"gate", ExpertWeight::gate}, {"up", ExpertWeight::up}, {"down", ExpertWeight::down}};
@@ -168,7 +161,7 @@ std::string summary(const VerifyOptions& options) {
                 static_cast<long long>(options.num_tokens), static_cast<long long>(spec.hidden_dim),
                 static_cast<long long>(spec.intermediate_dim), spec.num_experts, spec.top_k,
                 name_in(kActivations, spec.activation.kind).c_str(), to_string(spec.routing),
-                name_in(kModes, options.run.memory_mode).c_str(),
+                name_in(kMemoryModes, options.run.memory_mode).c_str(),
                 name_in(kWeightGradients, options.run.weight_gradient_mode).c_str(),
                 static_cast<unsigned long long>(spec.seed));
   return text;
@@ -208,7 +201,7 @@ nlohmann::ordered_json to_record(const VerifyOptions& options,
           {"top_k", spec.top_k},
           {"activation", name_in(kActivations, spec.activation.kind)},
           {"routing", to_string(spec.routing)},
-          {"mode", name_in(kModes, options.run.memory_mode)},
+          {"mode", name_in(kMemoryModes, options.run.memory_mode)},
           {"weight_gradients", name_in(kWeightGradients, options.run.weight_gradient_mode)},
           {"seed", spec.seed},
           {"perturbed_weight",
@@ -321,7 +314,7 @@ void add_verify_command(CLI::App& app) {
                   "Limit of clamped-swiglu; models use about 7, which unit-scale inputs would "
                   "not reach")
       ->check(CLI::PositiveNumber);
-  add_choice(command, "--mode", options->run.memory_mode, kModes,
+  add_choice(command, "--mode", options->run.memory_mode, kMemoryModes,
              "What forward keeps for backward: saved (g and u) or recompute (neither)");
   add_choice(command, "--backend", options->run.backend, kBackends, "cpu or cuda");
   add_choice(command, "--weight-gradients", options->run.weight_gradient_mode, kWeightGradients,
