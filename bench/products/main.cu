@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "gpu/product_data.cuh"
+#include "gpu/product_cases.cuh"
 #include "kernels/products/products.h"
 #include "measure.cuh"
 #include "shapes.h"

@@ -19,8 +19,8 @@ void PrintTo(const Model& model, std::ostream* out) { *out << model.name; }
 
 class CudaModels : public testing::TestWithParam<Model> {
  protected:
-  static Problem problem_with(std::vector<std::int64_t> tokens_per_rank) {
-    ProblemSpec spec = spec_with_tokens(std::move(tokens_per_rank));
+  static Problem problem_of_two_ranks() {
+    ProblemSpec spec = spec_with_tokens({5, 3});
     spec.hidden_dim = GetParam().hidden_dim;
     spec.intermediate_dim = GetParam().intermediate_dim;
     spec.num_experts = GetParam().num_experts;
@@ -30,7 +30,7 @@ class CudaModels : public testing::TestWithParam<Model> {
 };
 
 TEST_P(CudaModels, AreRightAndHaveTheSameBitsOnEveryPath) {
-  const Problem problem = problem_with({5, 3});
+  const Problem problem = problem_of_two_ranks();
   const LayerTensors overlapped = run_layer(problem, {});
   expect_right(problem, overlapped, {});
   RunOptions options;

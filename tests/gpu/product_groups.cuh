@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "product_data.cuh"
+#include "product_cases.cuh"
 
 namespace megamoe::testing {
 
