@@ -23,6 +23,7 @@ ProblemSpec random_spec(std::uint64_t seed) {
   spec.hidden_dim = pick({64, 128, 320, 576});
   spec.intermediate_dim = pick({64, 192, 256, 320});
   spec.num_experts = static_cast<std::int32_t>(pick({2, 4, 8, 18, 60}));
+  if (spec.num_experts > 8) spec.hidden_dim = std::min<std::int64_t>(spec.hidden_dim, 128);
   spec.top_k =
       static_cast<std::int32_t>(std::min<std::int64_t>(spec.num_experts, pick({1, 2, 4, 8})));
   spec.routing = static_cast<RoutingPattern>(seed % 6);
