@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <span>
+#include <cstdlib>
+#include <optional>
 #include <string>
 
 #include "base/longest_wait.h"
@@ -321,21 +323,37 @@ void CudaBackend::gradients_beside_rows(std::byte* plan, std::int64_t num_tokens
                                         const BackwardInput& input, const BackwardOutput& output,
                                         const gpu::DweightSegments& segments,
                                         const products::LaunchOptions& launch) {
-  memory_.stages.start("dx", launch.stream);
-  gpu::dx_and_push(view_, plan, rows_.origin_C, rows_.dg_CI, rows_.du_CI, input.experts.gate,
-                   input.experts.up, launch);
-  memory_.stages.start("push", launch.stream);
-  gpu::push_dweights(view_, plan, rows_.origin_C, segments, launch.stream);
-  gpu::announce(view_, Signal::gradients_sent, launch.stream);
-  memory_.stages.start("weight_gradients", launch.stream);
+  static const int mix_jobs = std::getenv("MIX_JOBS") ? std::atoi(std::getenv("MIX_JOBS")) : 0;
+  static const int mix_sms = std::getenv("MIX_SMS") ? std::atoi(std::getenv("MIX_SMS")) : 0;
+  const auto gradients = gradient_jobs(output.experts);
   gpu::RowsBeside beside;
   if (saved_rows_ > 0) beside.x_CH = rows_of(rows_.x_CH);
   beside.dx_TH = rows_output(output.dx);
   beside.dweights_TK = dweights_output(output.dweights);
+  memory_.stages.start("dx", launch.stream);
+  std::optional<SideStream::Fork> fork;
+  products::LaunchOptions dx_launch = launch;
+  if (mix_jobs > 0) {
+    fork.emplace(memory_.side, launch.stream);
+    products::LaunchOptions first = launch;
+    first.stream = fork->stream();
+    first.num_sms = mix_sms;
+    dx_launch.num_sms = 132 - mix_sms;
+    gpu::weight_gradients_beside_rows(view_, plan, std::span(gradients).first(mix_jobs),
+                                      gradient_mode(), beside, first);
+    beside.x_CH = nullptr;
+  }
+  gpu::dx_and_push(view_, plan, rows_.origin_C, rows_.dg_CI, rows_.du_CI, input.experts.gate,
+                   input.experts.up, dx_launch);
+  memory_.stages.start("push", launch.stream);
+  gpu::push_dweights(view_, plan, rows_.origin_C, segments, launch.stream);
+  gpu::announce(view_, Signal::gradients_sent, launch.stream);
+  if (fork) fork->join();
+  memory_.stages.start("weight_gradients", launch.stream);
   beside.num_tokens = num_tokens;
-  const auto gradients = gradient_jobs(output.experts);
-  gpu::weight_gradients_beside_rows(view_, plan, std::span(gradients).first(num_gradient_jobs()),
-                                    gradient_mode(), beside, launch);
+  gpu::weight_gradients_beside_rows(
+      view_, plan, std::span(gradients).first(num_gradient_jobs()).subspan(mix_jobs),
+      gradient_mode(), beside, launch);
   memory_.stages.start("meet_results", launch.stream);
   gpu::meet(view_, plan, Signal::results_sent, launch.stream);
   memory_.stages.start("reduce", launch.stream);

@@ -15,7 +15,7 @@ namespace megamoe::schedule {
 inline constexpr int kClusterSize = 2;
 
 /// Which operand the two CTAs of a cluster have in common.
-enum class Shared { rows, channels };
+enum class Shared { rows, channels, both };
 
 /// Rows grouped by expert, as the device sees them.
 struct GroupedRowsArgs {

@@ -190,6 +190,7 @@ __device__ inline bool gradients_arrive(const RankView& view, ReduceShared& shar
 __device__ inline void reduce_role(const RankView& view, const ReduceTargets& targets,
                                    std::byte* buffers, ReduceShared& shared,
                                    trace::Recorder& recorder) {
+  if (targets.num_tokens == 0) return;
   if (view.control()->call_failed != 0 || !gradients_arrive(view, shared, recorder)) return;
   device::fence_async_global();  // what peers stored, the copy engine reads
   std::uint32_t* num_reduced = view.scratch_layout.num_reduced.in(view.scratch);

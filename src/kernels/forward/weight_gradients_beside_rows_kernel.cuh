@@ -46,7 +46,7 @@ class ArrivedX {
   /// In both CTAs: what this one loads from now on goes to the other, too, whose own wait may yet
   /// have been in time.
   __device__ void note_late() const {
-    for (std::uint32_t cta = 0; cta < kClusterSize; ++cta) {
+    for (std::uint32_t cta = 0; cta < kTurnCluster; ++cta) {
       device::store_cluster_word(device::cluster_address(device::shared_address(&rows_late_), cta),
                                  1);
     }
@@ -65,7 +65,7 @@ inline constexpr std::uint32_t kBesideStages<TurnStorage> = (offsetof(TurnStorag
                                                             128U * 128U;
 
 template <Shared kShared, GradientType kType>
-__global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThreads, 1)
+__global__ void __cluster_dims__(kGradientCluster<kType>, 1, 1) __launch_bounds__(kNumThreads, 1)
     weight_gradients_beside_rows_kernel(const __grid_constant__ WeightGradientParams params,
                                         const __grid_constant__ gpu::RankView view,
                                         const __grid_constant__ gpu::PullParams pull_params,

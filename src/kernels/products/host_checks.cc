@@ -1,6 +1,7 @@
 #include "kernels/products/host_checks.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <string>
 
 #include "kernels/launch.h"
@@ -76,6 +77,28 @@ void launch_clusters(const void* kernel, std::initializer_list<void*> params,
   config.blockDim = dim3(kNumThreads);
   config.dynamicSmemBytes = shared_bytes;
   config.stream = options.stream;
+#ifdef FP_C4
+  {
+    cudaFuncAttributes attributes{};
+    cuda::check(cudaFuncGetAttributes(&attributes, kernel), "attributes");
+    if (attributes.requiredClusterWidth == 4) {
+      static int most = 0;
+      if (most == 0) {
+        config.gridDim = dim3(132);
+        cudaLaunchAttribute cluster{};
+        cluster.id = cudaLaunchAttributeClusterDimension;
+        cluster.val.clusterDim = {4, 1, 1};
+        config.attrs = &cluster;
+        config.numAttrs = 1;
+        cuda::check(cudaOccupancyMaxActiveClusters(&most, kernel, &config), "clusters");
+        config.attrs = nullptr;
+        config.numAttrs = 0;
+        fprintf(stderr, "clusters of four: %d\n", most);
+      }
+      config.gridDim = dim3(static_cast<unsigned>(std::max(1, std::min(num_sms / 4, most)) * 4));
+    }
+  }
+#endif
   cuda::check(cudaLaunchKernelExC(&config, kernel, const_cast<void**>(params.begin())),
               "launch of a product kernel");
 }

@@ -1,11 +1,16 @@
 #include "kernels/products/entries.h"
 #include "kernels/weight_gradients/kernel.cuh"
 
+#ifdef FP_C4
+#define FP_SHARED Shared::both
+#else
+#define FP_SHARED Shared::channels
+#endif
 namespace megamoe::products {
 
 const void* weight_gradient_fp32_sharing_channels() {
   return reinterpret_cast<const void*>(
-      &weight_gradient_kernel<Shared::channels, GradientType::fp32>);
+      &weight_gradient_kernel<FP_SHARED, GradientType::fp32>);
 }
 
 }  // namespace megamoe::products

@@ -26,7 +26,7 @@ template <Shared kShared>
 class GradientWalk {
  public:
   __device__ GradientWalk(const WeightGradientParams& params, int cta_rank)
-      : params_(params), cta_rank_(cta_rank), next_(static_cast<int>(blockIdx.x) / kClusterSize) {
+      : params_(params), cta_rank_(cta_rank), next_(static_cast<int>(blockIdx.x) / kCtas) {
     for (int job = 0; job < params.num_jobs; ++job) {
       (job < params.num_early_jobs ? early_tiles_ : late_tiles_) += num_tiles(params.jobs[job]);
     }
@@ -40,7 +40,7 @@ class GradientWalk {
       const int tiles_per_group = is_early ? early_tiles_ : late_tiles_;
       tile.group = (next_ - first) / tiles_per_group;
       int local = next_ - first - tile.group * tiles_per_group;
-      next_ += static_cast<int>(gridDim.x) / kClusterSize;
+      next_ += static_cast<int>(gridDim.x) / kCtas;
       const int num_rows = params_.rows.count[tile.group];
       // Adding nothing must leave the gradient as it was, bit by bit.
       if (num_rows == 0 && params_.update == GradientUpdate::add) continue;
@@ -50,12 +50,23 @@ class GradientWalk {
         local -= num_tiles(params_.jobs[tile.job++]);
       const GradientJob& job = params_.jobs[tile.job];
       const int line_tiles = num_line_tiles(job);
-      const int walk_lines = kShared == Shared::rows ? line_tiles : line_tiles / kClusterSize;
+      const int walk_lines = kShared == Shared::rows ? line_tiles : line_tiles / 2;
+#ifdef FP_WALK
+      const int walk_channels = num_tiles(job) / walk_lines;
+      const int channel = local % walk_channels;
+      const int line = local / walk_channels;
+#else
       const int line = local % walk_lines;
       const int channel = local / walk_lines;
+#endif
       const schedule::UnitRange blocks = schedule::unit_tile(
-          job.num_line_blocks, line_tiles, kShared == Shared::rows ? line : line * 2 + cta_rank_);
-      tile.channel_tile = kShared == Shared::rows ? channel * 2 + cta_rank_ : channel;
+          job.num_line_blocks, line_tiles,
+          kShared == Shared::rows   ? line
+          : kShared == Shared::both ? line * 2 + (cta_rank_ >> 1)
+                                    : line * 2 + cta_rank_);
+      tile.channel_tile = kShared == Shared::rows   ? channel * 2 + cta_rank_
+                          : kShared == Shared::both ? channel * 2 + (cta_rank_ & 1)
+                                                    : channel;
       tile.first_block = blocks.first;
       tile.num_blocks = blocks.count;
       tile.first_row = params_.rows.begin[tile.group];
@@ -67,14 +78,16 @@ class GradientWalk {
   }
 
  private:
+  static constexpr int kCtas = kShared == Shared::both ? 4 : kClusterSize;
   static __device__ int num_line_tiles(const GradientJob& job) {
     return schedule::num_unit_tiles(job.num_line_blocks, kMaxBlocksPerTile,
-                                    kShared == Shared::channels ? kClusterSize : 1);
+                                    kShared != Shared::rows ? kClusterSize : 1);
   }
   /// In cluster tiles.
   static __device__ int num_tiles(const GradientJob& job) {
     return kShared == Shared::rows
                ? num_line_tiles(job) * schedule::ceil_div(job.num_channel_tiles, kClusterSize)
+           : kShared == Shared::both ? num_line_tiles(job) / 2 * schedule::ceil_div(job.num_channel_tiles, 2)
                : num_line_tiles(job) / kClusterSize * job.num_channel_tiles;
   }
 

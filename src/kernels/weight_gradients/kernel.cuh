@@ -21,7 +21,7 @@ __device__ inline void init_gradient_barriers(TurnStorage& shared) {
     device::init_barrier(device::shared_address(&filled), 1);
   }
   for (std::uint64_t& free : shared.turns.stage_free) {
-    device::init_barrier(device::shared_address(&free), kClusterSize * kWarpsPerWarpgroup);
+    device::init_barrier(device::shared_address(&free), kTurnSharers * kWarpsPerWarpgroup);
   }
   for (std::uint64_t& turn : shared.turns.may_multiply) {
     device::init_barrier(device::shared_address(&turn), kWarpsPerWarpgroup);
@@ -30,7 +30,7 @@ __device__ inline void init_gradient_barriers(TurnStorage& shared) {
 }
 
 template <Shared kShared, GradientType kType>
-__global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThreads, 1)
+__global__ void __cluster_dims__(kGradientCluster<kType>, 1, 1) __launch_bounds__(kNumThreads, 1)
     weight_gradient_kernel(const __grid_constant__ WeightGradientParams params) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<GradientStorage<kType>*>(shared_bytes);

@@ -17,6 +17,10 @@ template <Shared kShared, GradientType kType>
 constexpr OperandLayout gradient_layout() {
   constexpr std::uint32_t kSubTile = kGradientBlock * kBlockK * 2;
   constexpr bool kRowsShared = kShared == Shared::rows;
+  if constexpr (kShared == Shared::both) {
+    return {device::Major::mn, device::Major::mn, 0, kSubTile / 2,
+            kGradientChannelBytes<kType> / 2, kRowBytes / 2, kSubTile / 2};
+  }
   constexpr std::uint32_t kChannelSubTile = kRowsShared ? kSubTile : kSubTile / 2;
   return {device::Major::mn,
           device::Major::mn,
@@ -60,7 +64,17 @@ __device__ inline void gradient_load_role(const WeightGradientParams& params,
       const int half_row = row + cta_rank * kHalfBlockK;
       recorder.wait(free + ring.slot * 8U, ring.parity ^ 1U);
       device::arrive_expecting(stage_filled, stage_bytes);
-      if constexpr (kShared == Shared::rows) {
+      if constexpr (kShared == Shared::both) {
+        const int line_half = cta_rank & 1;
+        const int channel_half = cta_rank >> 1;
+        device::load_tile_multicast(stage + channel_half * (kChannels / 2), &job.channels, stage_filled,
+                                    static_cast<std::uint16_t>(1U << cta_rank | 1U << (cta_rank ^ 2)), 0,
+                                    row + channel_half * kHalfBlockK, channel_block);
+        if (tile.num_blocks > 0)
+          device::load_tile_multicast(stage + kChannels + line_half * (kRowBytes / 2), lines, stage_filled,
+                                      static_cast<std::uint16_t>(1U << cta_rank | 1U << (cta_rank ^ 1)), 0,
+                                      row + line_half * kHalfBlockK, tile.first_block);
+      } else if constexpr (kShared == Shared::rows) {
         device::load_tile(stage, &job.channels, stage_filled, 0, row, channel_block);
         device::load_tile_multicast(stage + kChannels + cta_rank * (kRowBytes / 2), lines,
                                     stage_filled, kBothCtas, 0, half_row, tile.first_block);

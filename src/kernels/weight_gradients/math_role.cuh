@@ -16,6 +16,31 @@ __device__ inline void zero_accumulators(Accumulators& acc) {
   for (int i = 0; i < kAccumulators; ++i) acc[0][i] = acc[1][i] = 0.0F;
 }
 
+/// A piece is half of the lines, as two sub-tiles of 64 channels.
+template <class Writer>
+__device__ inline void write_bf16_tile(const Accumulators& acc, int num_units, Writer& writer) {
+  const int piece_units = num_units / 2;
+  const std::uint32_t sub_tile_bytes = piece_units * kUnitBytes;
+#pragma unroll
+  for (int piece = 0; piece < 2; ++piece) {
+    const std::uint32_t slot = writer.begin(piece);
+    const int first = piece * piece_units;
+#pragma unroll
+    for (int unit = 0; unit < schedule::kMaxUnitsPerTile; ++unit) {
+      if (unit < first || unit >= first + piece_units) continue;
+#pragma unroll
+      for (int block = 0; block < kBlocksPerWarpgroup; ++block) {
+        const float* d = &acc[block][unit * 8];
+        device::store_blocks_transposed(
+            slot + block * sub_tile_bytes + (unit - first) * kUnitBytes,
+            device::pack_bf16(d[0], d[1]), device::pack_bf16(d[2], d[3]),
+            device::pack_bf16(d[4], d[5]), device::pack_bf16(d[6], d[7]));
+      }
+    }
+    writer.end(piece);
+  }
+}
+
 template <Shared kShared>
 __device__ inline void multiply_together(const WeightGradientParams& params, SharedStorage& shared,
                                          int cta_rank, int warpgroup) {
@@ -49,7 +74,7 @@ __device__ inline void multiply_together(const WeightGradientParams& params, Sha
       }
     }
     const trace::Span span(recorder, trace::Event::epilogue, tile.group, num_units);
-    write_blocks(acc, num_units, writer);
+    write_bf16_tile(acc, num_units, writer);
   }
 }
 
@@ -66,8 +91,13 @@ struct TurnStages {
 
   __device__ TurnStages(TurnBarriers& barriers, int warpgroup, trace::Recorder& this_recorder)
       : filled(device::shared_address(barriers.stage_filled)),
+#ifdef FP_C4
+        free_there(device::cluster_address(device::shared_address(barriers.stage_free),
+                                           device::cluster_cta_rank() ^ (device::lane_idx() % 3))),
+#else
         free_there(device::cluster_address(device::shared_address(barriers.stage_free),
                                            device::lane_idx() % kClusterSize)),
+#endif
         may_multiply(device::shared_address(&barriers.may_multiply[warpgroup])),
         other_may_multiply(device::shared_address(&barriers.may_multiply[1 - warpgroup])),
         recorder(this_recorder) {}
@@ -77,7 +107,7 @@ struct TurnStages {
     recorder.wait_for_block(k_block, filled + ring.slot * 8U, ring.parity);
   }
   __device__ void release(std::uint32_t stage) const {
-    if (device::lane_idx() < kClusterSize) device::arrive_reads_over(free_there + stage * 8U);
+    if (device::lane_idx() < kTurnSharers) device::arrive_reads_over(free_there + stage * 8U);
   }
   __device__ void end_turn() const {
     if (device::lane_idx() == 0) device::arrive(other_may_multiply);
@@ -115,7 +145,7 @@ __device__ inline void multiply_in_turns(const WeightGradientParams& params, Tur
         writer.write_nothing();
       } else if (tile.num_k_blocks == 0) {
         barriers.end_turn();
-        write_fp32_zeros(num_units, writer);
+        write_fp32_zeros(tile.num_blocks, writer);
       } else {
         Accumulators acc;
         device::forget_accumulators(acc);
@@ -127,7 +157,7 @@ __device__ inline void multiply_in_turns(const WeightGradientParams& params, Tur
               tile.last_k_steps);
         }
         const trace::Span span(recorder, trace::Event::epilogue, tile.group, num_units);
-        write_fp32_blocks(acc, num_units, params.update, writer);
+        write_fp32_blocks(acc, tile.num_blocks, params.update, writer);
       }
       turn_parity ^= 1U;
     }

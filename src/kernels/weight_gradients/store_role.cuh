@@ -20,10 +20,9 @@ struct Fp32Piece {
   __device__ Fp32Piece(const WeightGradientParams& params, const GradientTile& tile, int piece)
       : map(&params.jobs[tile.job].gradient[tile.num_blocks - 1]),
         line(tile.first_block * kGradientBlock +
-             piece % 2 * tile.num_blocks * (kGradientBlock / 2)),
-        sub_tile((tile.channel_tile * kGradientTileChannels<GradientType::fp32> +
-                  piece / 2 * kBlockChannels) /
-                 kFp32LineElements),
+             piece * tile.num_blocks * kPieceLinesABlock<GradientType::fp32>),
+        sub_tile(tile.channel_tile *
+                 (kGradientTileChannels<GradientType::fp32> / kFp32LineElements)),
         group(tile.group) {}
 
   __device__ void store(std::uint32_t slot) const {
@@ -33,6 +32,14 @@ struct Fp32Piece {
     device::add_tile(map, slot, 0, line, sub_tile, group);
   }
   __device__ void load(std::uint32_t slot, std::uint32_t arrived) const {
+#if FP_HINT >= 1
+    asm volatile(
+        "{.reg .b64 pol;\ncreatepolicy.fractional.L2::evict_first.b64 pol, 1.0;\n"
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1, {%3, %4, %5, %6}], [%2], pol;}" ::"r"(slot), "l"(map), "r"(arrived), "r"(0), "r"(line), "r"(sub_tile), "r"(group)
+        : "memory");
+    return;
+#endif
     device::load_tile(slot, map, arrived, 0, line, sub_tile, group);
   }
 };
@@ -40,11 +47,12 @@ struct Fp32Piece {
 /// One arrival on `granted`, with the bytes that the piece is added to where it is.
 __device__ inline void grant_slot(const WeightGradientParams& params, const GradientTile& tile,
                                   int piece, std::uint32_t granted, std::uint32_t slot) {
-  if (params.update == GradientUpdate::store || piece >= kPiecesBroughtIn || tile.num_blocks == 0) {
+  if (params.update == GradientUpdate::store || !is_brought_in(piece) || tile.num_blocks == 0) {
     device::arrive(granted);
     return;
   }
-  constexpr std::uint32_t kBytesABlock = kGradientBlock / 2 * kBlockChannels * sizeof(float);
+  constexpr std::uint32_t kBytesABlock = kPieceLinesABlock<GradientType::fp32> *
+                                         kGradientTileChannels<GradientType::fp32> * sizeof(float);
   device::arrive_expecting(granted, tile.num_blocks * kBytesABlock);
   Fp32Piece(params, tile, piece).load(slot, granted);
 }
@@ -62,10 +70,12 @@ __device__ inline void store_bf16_tiles(const WeightGradientParams& params, Shar
     const trace::Span span(recorder, trace::Event::stores, tile.group);
     stores.store_tile_pieces([&](int warpgroup, int piece, std::uint32_t slot) {
       if (!may_store(tile)) return;
-      const int channel = tile.channel_tile * kTileChannels +
-                          (warpgroup * kBlocksPerWarpgroup + piece) * kBlockChannels;
-      device::store_tile(&params.jobs[tile.job].gradient[tile.num_blocks - 1], slot, channel,
-                         tile.first_block * kGradientBlock, tile.group);
+      const int sub_tile = tile.channel_tile * (kTileChannels / kBlockChannels) +
+                           warpgroup * kBlocksPerWarpgroup;
+      const int line = tile.first_block * kGradientBlock +
+                       piece * tile.num_blocks * kPieceLinesABlock<GradientType::bf16>;
+      device::store_tile(&params.jobs[tile.job].gradient[tile.num_blocks - 1], slot, 0, line,
+                         sub_tile, tile.group);
     });
   }
 }
@@ -83,17 +93,30 @@ __device__ inline void store_fp32_tiles(const WeightGradientParams& params, Turn
   GradientTile next;
   bool has_tile = walk.next(tile);
   if (has_tile && params.update == GradientUpdate::add) {
-    grant_slot(params, tile, slot_idx,
-               device::shared_address(&shared.barriers.slot_granted[0][slot_idx]),
-               device::shared_address(shared.slots) + slot_idx * Pieces::kSlotBytes);
+    for (int slot = slot_idx; slot < Pieces::kNumSlots; slot += kNumStoreWarps) {
+      grant_slot(params, tile, slot,
+                 device::shared_address(&shared.barriers.slot_granted[0][slot]),
+                 device::shared_address(shared.slots) + slot * Pieces::kSlotBytes);
+    }
   }
   for (int owner = 0; has_tile; owner = 1 - owner) {
     const trace::Span span(recorder, trace::Event::stores, tile.group);
     const bool has_next = walk.next(next);
     const int first = owner * kPieces;
+#ifdef FP_PF
+    if (has_next && next.num_blocks > 0 && params.update == GradientUpdate::add) {
+      for (int piece = Pieces::kNumSlots + slot_idx; piece < kPieces; piece += kNumStoreWarps) {
+        if (!is_brought_in(piece)) continue;
+        const Fp32Piece ahead(params, next, piece);
+        asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(ahead.map),
+                     "r"(0), "r"(ahead.line), "r"(ahead.sub_tile), "r"(ahead.group)
+                     : "memory");
+      }
+    }
+#endif
     const auto store = [&](int /*warpgroup*/, int piece, std::uint32_t slot) {
       if (tile.num_blocks == 0 || !may_store(tile)) return;
-      if (params.update == GradientUpdate::add && piece >= kPiecesBroughtIn) {
+      if (params.update == GradientUpdate::add && !is_brought_in(piece)) {
         Fp32Piece(params, tile, piece).add(slot);
       } else {
         Fp32Piece(params, tile, piece).store(slot);

@@ -18,6 +18,16 @@ inline constexpr int kTurnStages = 4;
 inline constexpr std::uint32_t kTurnStageBytes =
     kGradientChannelBytes<GradientType::fp32> + kRowBytes;
 
+#ifdef FP_C4
+inline constexpr int kTurnCluster = 4;
+inline constexpr int kTurnSharers = 3;  // itself and a peer for each operand
+#else
+inline constexpr int kTurnCluster = kClusterSize;
+inline constexpr int kTurnSharers = 2;
+#endif
+template <GradientType kType>
+inline constexpr int kGradientCluster = kType == GradientType::bf16 ? kClusterSize : kTurnCluster;
+
 struct TurnBarriers {
   std::uint64_t stage_filled[kTurnStages];  ///< both operands of the stage arrived
   std::uint64_t stage_free[kTurnStages];    ///< the cluster's math warps are done with the stage

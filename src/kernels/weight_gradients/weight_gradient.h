@@ -33,14 +33,24 @@ inline constexpr int kGradientTileChannels =
 template <GradientType kType>
 inline constexpr std::uint32_t kGradientChannelBytes = kGradientTileChannels<kType>* kBlockK * 2;
 
-/// Pieces that one warpgroup passes to the store warps at a tile's end: 64 channels, as bf16 of all
-/// lines, as fp32 of half of them.
+#ifndef FP_P
+#define FP_P 4
+#endif
+#ifndef FP_SET
+#define FP_SET 0x3
+#endif
+#ifndef FP_HINT
+#define FP_HINT 0
+#endif
+/// Pieces that one warpgroup passes to the store warps at a tile's end: its 128 channels of a half
+/// (bf16) or a quarter (fp32) of the tile's lines, so that what is written together lies together.
 template <GradientType kType>
-inline constexpr int kNumGradientPieces =
-    kType == GradientType::bf16 ? kBlocksPerWarpgroup : 2 * kBlocksPerWarpgroup;
+inline constexpr int kNumGradientPieces = kType == GradientType::bf16 ? 2 : FP_P;
+template <GradientType kType>
+inline constexpr int kPieceLinesABlock = kGradientBlock / kNumGradientPieces<kType>;
 
 template <GradientType kType>
-using GradientPieces = PieceNumbering<kNumGradientPieces<kType>>;
+using GradientPieces = PieceNumbering<kNumGradientPieces<kType>, kType == GradientType::bf16 ? 2 : FP_P / 2>;
 
 struct GradientJob {
   CUtensorMap channels;                     ///< c, four blocks of 64
@@ -56,7 +66,7 @@ enum class GradientUpdate : std::int32_t { store, add };
 /// their slots before, and the sums are stored; the other pieces the copy engine adds into memory.
 /// Each way alone is slower than the products: the copy engine adds 0.9 TB/s, and two slots bring
 /// in and store hardly more (docs/perf_log.md).
-inline constexpr int kPiecesBroughtIn = 2;
+MEGAMOE_HOST_DEVICE constexpr bool is_brought_in(int piece) { return (FP_SET >> piece & 1) != 0; }
 
 struct WeightGradientParams {
   GradientJob jobs[kMaxGradientJobs];

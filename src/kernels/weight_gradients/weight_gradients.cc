@@ -23,21 +23,21 @@ CUtensorMap operand_map(const LaunchOptions& options, const ConstTensorView& row
   return tensor_map(options, tile, name);
 }
 
+// A piece of a tile of `num_blocks` blocks of lines, as sub-tiles of 128 bytes a line.
+constexpr int kGradientLineBytes = 128;
 CUtensorMap gradient_map(const LaunchOptions& options, const TensorView& gradient, int num_blocks) {
-  device::TileDescription tile{gradient.data, gradient.dtype};
-  if (gradient.dtype == DType::bf16) {
-    tile.num_dims = 3;
-    tile.sizes = {gradient.sizes[2], gradient.sizes[1], gradient.sizes[0]};
-    tile.stride_bytes = {2, gradient.strides[1] * 2, gradient.strides[0] * 2};
-    tile.box = {kBlockChannels, num_blocks * kGradientBlock, 1};
-  } else {
-    constexpr int kLineElements = 32;
-    tile.num_dims = 4;
-    tile.sizes = {kLineElements, gradient.sizes[1], gradient.sizes[2] / kLineElements,
-                  gradient.sizes[0]};
-    tile.stride_bytes = {4, gradient.strides[1] * 4, kLineElements * 4, gradient.strides[0] * 4};
-    tile.box = {kLineElements, num_blocks * kGradientBlock / 2, kBlockChannels / kLineElements, 1};
-  }
+  const bool is_bf16 = gradient.dtype == DType::bf16;
+  const int element_bytes = is_bf16 ? 2 : 4;
+  const int line_elements = kGradientLineBytes / element_bytes;
+  const int piece_lines = num_blocks * (is_bf16 ? kPieceLinesABlock<GradientType::bf16>
+                                                : kPieceLinesABlock<GradientType::fp32>);
+  constexpr int kPieceChannels = kTileChannels / kNumMathWarpgroups;
+  device::TileDescription tile{gradient.data, gradient.dtype, 4};
+  tile.sizes = {line_elements, gradient.sizes[1], gradient.sizes[2] / line_elements,
+                gradient.sizes[0]};
+  tile.stride_bytes = {element_bytes, gradient.strides[1] * element_bytes,
+                       kGradientLineBytes, gradient.strides[0] * element_bytes};
+  tile.box = {line_elements, piece_lines, kPieceChannels / line_elements, 1};
   return tensor_map(options, tile, "gradient");
 }
 
@@ -69,12 +69,17 @@ int tile_channels(GradientType type) {
 GradientJob describe_job(const LaunchOptions& options, const WeightGradient& job, GradientType type,
                          Sharing sharing) {
   GradientJob described{};
+#ifdef FP_C4
+  const bool both = type == GradientType::fp32;
+#else
+  const bool both = false;
+#endif
   const bool rows_shared = sharing == Sharing::rows;
-  described.channels = operand_map(options, job.channels_NC, rows_shared ? kBlockK : kBlockK / 2,
+  described.channels = operand_map(options, job.channels_NC, rows_shared && !both ? kBlockK : kBlockK / 2,
                                    tile_channels(type) / kGradientBlock, "channels");
   for (int blocks = 1; blocks <= kMaxBlocksPerTile; ++blocks) {
     described.lines[blocks - 1] =
-        operand_map(options, job.lines_NR, rows_shared ? kBlockK / 2 : kBlockK, blocks, "lines");
+        operand_map(options, job.lines_NR, rows_shared || both ? kBlockK / 2 : kBlockK, blocks, "lines");
     described.gradient[blocks - 1] = gradient_map(options, job.gradient_eRC, blocks);
   }
   described.num_channel_tiles = ceil_div(job.gradient_eRC.sizes[2], tile_channels(type));
