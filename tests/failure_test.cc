@@ -75,6 +75,26 @@ TEST(Failure, ARankThatVanishesIsNamed) {
   expect_texts(errors[0], ErrorCode::peer_failed, {"rank 1", "MoeLayer::backward"});
 }
 
+TEST(Failure, ARankThatIsDoneMayLeaveWhileOthersStillWork) {
+  ProblemSpec spec = spec_with_tokens({6, 1, 9});
+  spec.num_experts = 6;
+  const Problem problem = make_problem(spec);
+  const LayerTensors wanted = run_layer(problem, {});
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    std::vector<LayerTensors> tensors_R(3);
+    const auto errors = errors_of_ranks(3, [&](Communicator& group) {
+      RankSession session(problem, {}, group);
+      const CallContext context = session.forward();
+      session.backward(context);
+      tensors_R[group.rank()] = session.tensors();
+    });
+    for (const int rank : {0, 1, 2}) {
+      ASSERT_FALSE(errors[rank]) << "rank " << rank << ": " << errors[rank]->what();
+    }
+    EXPECT_EQ(differing_tensors(concatenate(tensors_R), wanted), "");
+  }
+}
+
 TEST(Failure, AMissedDeadlineNamesTheMissingRankAndStays) {
   const Problem problem = problem_of(4);
   RunOptions options;

@@ -218,6 +218,25 @@ TEST(NetworkCommunicator, AKilledProcessIsNamedOnEveryHost) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
 }
 
+TEST(NetworkCommunicator, AForkedChildIsNotTheRank) {
+  const auto statuses =
+      run_network_processes(even_topology(2, 2), kDeadline, [](Communicator& group) {
+        group.barrier("the start", kDeadline);
+        const pid_t child = fork();
+        if (child == 0) {
+          group.abort("a child's copy");
+          _exit(0);
+        }
+        int status = -1;
+        waitpid(child, &status, 0);
+        expect(status == 0, "the child ends");
+        group.barrier("all children have ended", kDeadline);
+        expect(group.departures().empty(), "nobody has left");
+        group.barrier("the end", kDeadline);
+      });
+  for (const int status : statuses) EXPECT_EQ(status, 0);
+}
+
 TEST(NetworkCommunicator, AProcessThatIsKilledInATransferIsNamed) {
   const auto statuses =
       run_network_processes(even_topology(2, 1), kDeadline, [](Communicator& group) {
@@ -250,18 +269,92 @@ TEST(NetworkCommunicator, AbortCarriesTheReasonToEveryHost) {
 
 TEST(NetworkCommunicator, WhoHasLeftIsSeenWithoutWaiting) {
   std::atomic<bool> has_left{false};
-  run_ranks(even_topology(2, 1), [&](Communicator& group) {
+  std::atomic<int> num_that_looked{0};
+  run_ranks(even_topology(2, 2), [&](Communicator& group) {
     group.throw_if_peer_left();
     group.barrier("the start", kDeadline);
-    if (group.rank() == 1) {
+    if (group.rank() == 2) {
       group.abort("done for");
       has_left = true;
       return;
     }
     while (!has_left) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const auto departures = group.departures();
+    EXPECT_EQ(departures.size(), 1U);
+    for (const Departure& departure : departures) {
+      EXPECT_EQ(departure.rank, 2);
+      EXPECT_EQ(departure.error.code(), ErrorCode::peer_failed);
+      EXPECT_TRUE(contains(departure.error, "rank 2 has left (done for)"))
+          << departure.error.what();
+    }
     const Error error = error_of([&] { group.throw_if_peer_left(); });
-    EXPECT_EQ(error.code(), ErrorCode::peer_failed);
-    EXPECT_TRUE(contains(error, "rank 1 has left (done for)")) << error.what();
+    EXPECT_TRUE(contains(error, "rank 2 has left (done for)")) << error.what();
+    ++num_that_looked;
+    while (num_that_looked < 3) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  });
+}
+
+TEST(NetworkCommunicator, WhoHasLeftIsSeenByOtherThreadsBesideMessages) {
+  run_ranks(even_topology(3, 1), [](Communicator& group) {
+    std::atomic<bool> is_over{false};
+    std::thread looks([&] {
+      while (!is_over) {
+        for (const Departure& departure : group.departures()) {
+          EXPECT_TRUE(contains(departure.error, "destroyed")) << departure.error.what();
+        }
+      }
+    });
+    for (int round = 0; round < 200; ++round) {
+      const int mine = 10 * round + group.rank();
+      int all[3] = {};
+      group.all_gather(&mine, all, sizeof mine, "a gather", kDeadline);
+      EXPECT_EQ(all[2], 10 * round + 2);
+    }
+    is_over = true;
+    looks.join();
+  });
+}
+
+TEST(NetworkCommunicator, ALookAtWhoHasLeftLosesNothingThatWasSent) {
+  std::atomic<bool> has_left{false};
+  run_ranks(even_topology(2, 1), [&](Communicator& group) {
+    std::byte mine{static_cast<unsigned char>(7 + group.rank())};
+    const RowSegment sent{&mine, 1, 1, nullptr};
+    std::byte theirs{};
+    const RowSegment received{&theirs, 1, 1, nullptr};
+    const Message message{1 - group.rank(), {&sent, 1}};
+    const Message answer{1 - group.rank(), {&received, 1}};
+    if (group.rank() == 1) {
+      group.network()->transfer({&message, 1}, {}, "the last rows", kDeadline);
+      group.abort("done");
+      has_left = true;
+      return;
+    }
+    while (!has_left || group.departures().empty()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    group.network()->transfer({}, {&answer, 1}, "the last rows", kDeadline);
+    EXPECT_EQ(theirs, std::byte{8});
+  });
+}
+
+TEST(NetworkCommunicator, OfABrokenGroupAllOthersAreTakenAsGone) {
+  run_ranks(even_topology(3, 1), [](Communicator& group) {
+    if (group.rank() == 0) {
+      const Error error = error_of([&] { group.barrier("the next step", 0.3); });
+      EXPECT_EQ(error.code(), ErrorCode::deadline_exceeded);
+    }
+    const auto start = std::chrono::steady_clock::now();
+    while (group.departures().size() < 2 &&
+           std::chrono::steady_clock::now() - start < std::chrono::seconds(10)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    const auto departures = group.departures();
+    ASSERT_EQ(departures.size(), 2U);
+    for (const Departure& departure : departures) {
+      EXPECT_EQ(departure.error.code(), ErrorCode::deadline_exceeded);
+      EXPECT_TRUE(contains(departure.error, "the next step")) << departure.error.what();
+    }
   });
 }
 

@@ -190,5 +190,32 @@ TEST(ProcessCommunicator, TheLayerGivesTheBitsOfThreads) {
   }));
 }
 
+TEST(ProcessCommunicator, AKilledProcessFailsTheStepsOfTheOthers) {
+  const auto statuses = run_processes(2, [](const std::string& name, int rank) {
+    const auto group = make_process_communicator(name, rank, 2, kDeadline);
+    const auto start = std::chrono::steady_clock::now();
+    const Error error = error_of([&] {
+      for (int step = 0; step < 1'000'000; ++step) {
+        if (rank == 1 && step == 20) raise(SIGKILL);
+        layer_output(*group);
+      }
+    });
+    expect(error.code() == ErrorCode::peer_failed && contains(error, "rank 1"), error.what());
+    expect(std::chrono::steady_clock::now() - start < std::chrono::seconds(20),
+           "long before 600 s");
+  });
+  EXPECT_TRUE(WIFSIGNALED(statuses[1]));
+  EXPECT_EQ(statuses[0], 0);
+}
+
+TEST(ProcessCommunicator, AProcessThatIsDoneMayLeaveWhileOthersStillWork) {
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    expect_all_succeed(run_processes(4, [&](const std::string& name, int rank) {
+      const auto group = make_process_communicator(name, rank, 4, kDeadline);
+      for (int step = 0; step < 5; ++step) layer_output(*group);
+    }));
+  }
+}
+
 }  // namespace
 }  // namespace megamoe

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "megamoe/error.h"
 #include "megamoe/topology.h"
 
 namespace megamoe {
@@ -23,6 +24,13 @@ class SymmetricHeap {
   [[nodiscard]] virtual std::size_t bytes() const = 0;
 };
 
+/// A rank that takes no further part, and why: peer_failed naming it, or deadline_exceeded where
+/// the group is broken.
+struct Departure {
+  int rank;
+  Error error;
+};
+
 /// One rank's handle of its group. All members that move data are collective: every rank calls
 /// them, in the same order, with the same sizes. They throw Error with
 ///   - peer_failed when a rank that they wait for has failed or left (the message names it and
@@ -31,7 +39,7 @@ class SymmetricHeap {
 ///     stays usable,
 ///   - deadline_exceeded after `deadline_s` seconds, naming the ranks that are missing and `what`.
 /// After a missed deadline the communicator is broken: every later call throws. One thread at a
-/// time.
+/// time, but for departures() and throw_if_peer_left().
 class Communicator {
  public:
   Communicator() = default;
@@ -63,9 +71,15 @@ class Communicator {
   /// fails.
   virtual std::unique_ptr<SymmetricHeap> allocate_symmetric(std::size_t bytes,
                                                             double deadline_s) = 0;
-  /// Throws peer_failed where a rank has failed or left, deadline_exceeded where the group is
-  /// broken. Waits for nobody, and may be called while peers are elsewhere.
-  virtual void throw_if_peer_left() const {}
+  /// The other ranks that have failed or left, in the order in which this rank could see it; all of
+  /// them where the group is broken. What they had sent before can still be received. Waits for
+  /// nobody, and may be called while peers are elsewhere, by any thread.
+  [[nodiscard]] virtual std::vector<Departure> departures() const { return {}; }
+  /// Throws the error of the first of departures().
+  void throw_if_peer_left() const {
+    const std::vector<Departure> departed = departures();
+    if (!departed.empty()) throw Error(departed.front().error);
+  }
   /// Tells the peers that this rank cannot go on; what they wait for fails with `reason`.
   virtual void abort(const std::string& reason) noexcept = 0;
 };

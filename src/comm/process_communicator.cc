@@ -2,7 +2,6 @@
 // and a segment a rank for each symmetric heap. Nothing in shared memory is a lock, so a process
 // that dies cannot leave one held.
 #include <fcntl.h>
-#include <linux/futex.h>
 #include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -14,13 +13,13 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
-#include <ctime>
 #include <limits>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/longest_wait.h"
+#include "comm/futex.h"
 #include "comm/meeting.h"
 #include "comm/shared_memory.h"
 #include "layer/agreement.h"
@@ -42,8 +41,8 @@ struct alignas(64) RankRecord {
   /// Of the last two meetings, in turn: a slow rank still reads this one's while a fast one is at
   /// the next. Written before `num_arrivals`.
   std::array<MeetingPurpose, 2> purposes;
-  std::atomic<std::int32_t> departure;  ///< 1 for the first rank that left, 0 while it takes part
-  std::array<char, 256> departure_reason;  ///< written before `departure`
+  std::atomic<std::int32_t> departure;  ///< lowest for the first that left, 0 while it takes part
+  std::array<char, 256> departure_reason;  ///< written before `departure`; empty for a death
 };
 
 struct Control {
@@ -61,17 +60,6 @@ void copy_text(const std::string& text, char* out, std::size_t size) {
   const std::size_t length = std::min(text.size(), size - 1);
   std::memcpy(out, text.data(), length);
   out[length] = '\0';
-}
-
-void wait_for_news(std::atomic<std::uint32_t>& news, std::uint32_t seen,
-                   std::chrono::milliseconds limit) {
-  const timespec timeout{0, limit.count() * 1'000'000};
-  syscall(SYS_futex, &news, FUTEX_WAIT, seen, &timeout, nullptr, 0);
-}
-
-void announce(std::atomic<std::uint32_t>& news) noexcept {
-  news.fetch_add(1);
-  syscall(SYS_futex, &news, FUTEX_WAKE, std::numeric_limits<int>::max(), nullptr, nullptr, 0);
 }
 
 /// Tells whether a process still runs; a zombie does not.
@@ -204,14 +192,21 @@ class ProcessCommunicator final : public Communicator {
     return std::make_unique<ProcessHeap>(std::move(blocks), bytes);
   }
 
-  void throw_if_peer_left() const override {
-    throw_if_broken();
-    int first = -1;
+  [[nodiscard]] std::vector<Departure> departures() const override {
+    const bool is_broken = control_.broken.load() != 0;
+    std::vector<std::pair<std::int32_t, int>> departed;  // order, rank
     for (int peer = 0; peer < num_ranks_; ++peer) {
       const std::int32_t order = departure_of(peer);
-      if (order > 0 && (first < 0 || order < departure_of(first))) first = peer;
+      if (peer != rank_ && (order > 0 || is_broken)) departed.emplace_back(order, peer);
     }
-    if (first >= 0) throw Error(ErrorCode::peer_failed, departure_text(first));
+    std::ranges::sort(departed);
+    std::vector<Departure> departures;
+    for (const auto& [order, peer] : departed) {
+      departures.push_back(
+          {peer, is_broken ? Error(ErrorCode::deadline_exceeded, control_.broken_reason.data())
+                           : Error(ErrorCode::peer_failed, departure_text(peer))});
+    }
+    return departures;
   }
   void abort(const std::string& reason) noexcept override { depart(reason); }
 
@@ -258,14 +253,14 @@ class ProcessCommunicator final : public Communicator {
     own.purposes[meeting % 2] = purpose;
     own.num_arrivals.store(meeting);
     const char* what = purpose.what.data();
-    announce(control_.news);
+    add_and_wake(control_.news);
     for (;;) {
       const std::uint32_t seen = control_.news.load();
       if (all_have_arrived(meeting)) break;
       throw_if_departed(meeting, what);
       throw_if_broken();
       if (SteadyClock::now() >= deadline) break_group(meeting, what, deadline_s);
-      wait_for_news(control_.news, seen, kPollInterval);
+      wait_while(control_.news, seen, kPollInterval);
     }
     throw_if_purposes_differ(num_ranks_, [&](int peer) -> const MeetingPurpose& {
       return control_.ranks[peer].purposes[meeting % 2];
@@ -310,21 +305,20 @@ class ProcessCommunicator final : public Communicator {
   }
 
   [[nodiscard]] std::string departure_text(int peer) const {
-    const bool said_why = control_.ranks[peer].departure.load() > 0;
-    return "rank " + std::to_string(peer) + " has left (" +
-           (said_why ? control_.ranks[peer].departure_reason.data()
-                     : "its process has ended without a word") +
-           ")";
+    const char* reason = control_.ranks[peer].departure_reason.data();
+    if (*reason == '\0') reason = "its process has ended without a word";
+    return "rank " + std::to_string(peer) + " has left (" + reason + ")";
   }
 
-  /// The order in which a rank left; 0 while it takes part. A process that died counts as just
-  /// before the next.
+  /// The order in which a rank left; 0 while it takes part. Who first sees that a process has died
+  /// gives it its place, before all that leave because of it.
   [[nodiscard]] std::int32_t departure_of(int peer) const {
-    const RankRecord& record = control_.ranks[peer];
+    RankRecord& record = control_.ranks[peer];
     const bool died = peer < static_cast<int>(watches_.size()) && watches_[peer].has_ended();
-    const std::int32_t order = record.departure.load();
-    if (order > 0) return order;
-    return died ? control_.num_departures.load() + 1 : 0;
+    std::int32_t order = record.departure.load();
+    if (order > 0 || !died) return order;
+    const std::int32_t next = control_.num_departures.fetch_add(1) + 1;
+    return record.departure.compare_exchange_strong(order, next) ? next : order;
   }
 
   [[noreturn]] void break_group(std::uint64_t meeting, const char* what, double deadline_s) {
@@ -339,7 +333,7 @@ class ProcessCommunicator final : public Communicator {
     if (control_.breaking.exchange(1) == 0) {
       copy_text(reason, control_.broken_reason.data(), control_.broken_reason.size());
       control_.broken.store(1);
-      announce(control_.news);
+      add_and_wake(control_.news);
     }
     throw Error(ErrorCode::deadline_exceeded, reason);
   }
@@ -347,9 +341,10 @@ class ProcessCommunicator final : public Communicator {
   void depart(const std::string& reason) noexcept {
     RankRecord& record = control_.ranks[rank_];
     if (record.departure.load() > 0) return;
+    if (record.process_id.load() != getpid()) return;  // a forked child's copy: the rank is here
     copy_text(reason, record.departure_reason.data(), record.departure_reason.size());
     record.departure.store(control_.num_departures.fetch_add(1) + 1);
-    announce(control_.news);
+    add_and_wake(control_.news);
   }
 
   static constexpr std::chrono::milliseconds kPollInterval{50};

@@ -68,21 +68,27 @@ class ThreadGroup {
     all_arrived_.notify_all();
   }
 
-  void throw_if_departed() {
+  /// As Communicator::departures() of `rank`.
+  std::vector<Departure> departures(int rank) {
     const std::lock_guard lock(mutex_);
-    if (!broken_.empty()) throw Error(ErrorCode::deadline_exceeded, broken_);
-    int first = -1;
+    std::vector<int> departed;
     for (int peer = 0; peer < size(); ++peer) {
-      const int order = departure_[peer].order;
-      if (order > 0 && (first < 0 || order < departure_[first].order)) first = peer;
+      const bool has_left = departure_[peer].order > 0 || !broken_.empty();
+      if (peer != rank && has_left) departed.push_back(peer);
     }
-    if (first < 0) return;
-    throw Error(ErrorCode::peer_failed,
-                "rank " + std::to_string(first) + " has left (" + departure_[first].reason + ")");
+    std::ranges::stable_sort(departed, {}, [&](int peer) { return departure_[peer].order; });
+    std::vector<Departure> departures;
+    for (const int peer : departed) {
+      departures.push_back({peer, broken_.empty()
+                                      ? Error(ErrorCode::peer_failed, departure_text(peer))
+                                      : Error(ErrorCode::deadline_exceeded, broken_)});
+    }
+    return departures;
   }
 
  private:
-  struct Departure {
+  /// How a rank left.
+  struct Leave {
     int order = 0;  // 1 for the first rank that left; 0 while it takes part
     std::string reason;
   };
@@ -97,8 +103,7 @@ class ThreadGroup {
       if (!broken_.empty()) throw Error(ErrorCode::deadline_exceeded, broken_);
       if (const int peer = first_departed_of_missing(); peer >= 0) {
         withdraw(rank);
-        throw Error(ErrorCode::peer_failed, "rank " + std::to_string(peer) + " has left (" +
-                                                departure_[peer].reason + ") while rank " +
+        throw Error(ErrorCode::peer_failed, departure_text(peer) + " while rank " +
                                                 std::to_string(rank) + " waited for " + what);
       }
       if (SteadyClock::now() >= deadline) {
@@ -109,6 +114,10 @@ class ThreadGroup {
       // short waits, so that a change of the system time cannot move the deadline.
       all_arrived_.wait_until(lock, std::chrono::system_clock::now() + kPollInterval);
     }
+  }
+
+  [[nodiscard]] std::string departure_text(int peer) const {
+    return "rank " + std::to_string(peer) + " has left (" + departure_[peer].reason + ")";
   }
 
   /// The first to leave is the cause; others may have left because of it. -1 if all that are
@@ -145,7 +154,7 @@ class ThreadGroup {
   std::condition_variable all_arrived_;
   std::array<std::vector<Arrival>, 2> arrivals_;
   std::vector<char> arrived_;
-  std::vector<Departure> departure_;
+  std::vector<Leave> departure_;
   int num_departures_ = 0;
   int num_arrived_ = 0;
   std::uint64_t meeting_ = 0;
@@ -247,7 +256,9 @@ class ThreadCommunicator final : public Communicator {
     return std::make_unique<ThreadHeap>(std::move(memory), bytes);
   }
 
-  void throw_if_peer_left() const override { group_->throw_if_departed(); }
+  [[nodiscard]] std::vector<Departure> departures() const override {
+    return group_->departures(rank_);
+  }
   void abort(const std::string& reason) noexcept override { group_->depart(rank_, reason); }
 
  private:

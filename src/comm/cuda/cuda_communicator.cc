@@ -281,7 +281,7 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
     }
     return std::make_unique<WindowHeap>(nccl_group_, group_, bytes, device_, deadline_s);
   }
-  void throw_if_peer_left() const override { group_.throw_if_peer_left(); }
+  [[nodiscard]] std::vector<Departure> departures() const override { return group_.departures(); }
   [[nodiscard]] std::shared_ptr<cuda::RankCalls> calls() const override { return calls_; }
   void abort(const std::string& reason) noexcept override {
     if (nccl_group_ != nullptr) nccl_group_->fail();

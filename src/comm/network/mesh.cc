@@ -1,6 +1,7 @@
 #include "comm/network/mesh.h"
 
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -13,6 +14,10 @@ namespace {
 /// A connection that has ended says so at once; what the peer said about it comes on another one.
 constexpr double kReasonWaitS = 2.0;
 
+std::string has_left_text(int peer, const std::string& reason) {
+  return "rank " + std::to_string(peer) + " has left (" + reason + ")";
+}
+
 }  // namespace
 
 Mesh::Mesh(std::vector<Link> links, int rank)
@@ -20,9 +25,12 @@ Mesh::Mesh(std::vector<Link> links, int rank)
       rank_(rank),
       traffic_R_(links_.size()),
       events_R_(links_.size(), 0),
-      departures_R_(links_.size()) {
-  polled_.reserve(links_.size());
-  polled_peers_.reserve(links_.size());
+      process_(getpid()),
+      leaves_R_(links_.size()) {
+  for (std::vector<pollfd>* polled : {&polled_, &asked_}) polled->reserve(links_.size());
+  for (std::vector<int>* peers : {&polled_peers_, &asked_peers_, &left_}) {
+    peers->reserve(links_.size());
+  }
 }
 
 Mesh::~Mesh() { leave("its communicator was destroyed"); }
@@ -35,7 +43,7 @@ void Mesh::exchange(std::span<const Outgoing> outgoing, std::span<Incoming> inco
                     const char* what, double deadline_s) {
   throw_if_failed();
   const Deadline deadline(deadline_s);
-  look_for_departures();
+  throw_if_broken();
   for (const Outgoing& message : outgoing) {
     traffic_R_[message.peer].writer.emplace(message.purpose, message.payload);
   }
@@ -109,80 +117,110 @@ void Mesh::miss_deadline(const Deadline& deadline, const char* what) {
   const std::string reason = "rank " + std::to_string(rank_) + " waited " +
                              std::to_string(deadline.seconds()) + " s for " + what +
                              "; missing: rank " + missing;
-  send_departure(DepartureKind::broken, reason);
+  send_leave(LeaveKind::broken, reason);
   fail(ErrorCode::deadline_exceeded, reason);
 }
 
 /// Messages are cut off where they are: nothing can follow on these connections.
 void Mesh::fail(ErrorCode code, const std::string& reason) {
   for (Traffic& traffic : traffic_R_) traffic = {};
-  failure_ = Error(code, reason);
-  throw Error(*failure_);
+  const Error error(code, reason);
+  {
+    const std::lock_guard lock(leaves_mutex_);
+    failure_ = error;
+  }
+  throw Error(error);
 }
 
 void Mesh::fail_because_of(int peer, const std::string& while_what) {
-  const Departure& departure = departure_of(peer, kReasonWaitS);
-  const std::string reason = departure.reason.data();
-  if (departure.kind == DepartureKind::broken) {
-    send_departure(DepartureKind::broken, reason);  // for those that wait for this rank only
+  Leave leave;
+  {
+    const std::lock_guard lock(leaves_mutex_);
+    leave = leave_of(peer, kReasonWaitS);
+  }
+  const std::string reason = leave.reason.data();
+  if (leave.kind == LeaveKind::broken) {
+    send_leave(LeaveKind::broken, reason);  // for those that wait for this rank only
     fail(ErrorCode::deadline_exceeded, reason);
   }
-  fail(ErrorCode::peer_failed,
-       "rank " + std::to_string(peer) + " has left (" + reason + ")" + while_what);
+  fail(ErrorCode::peer_failed, has_left_text(peer, reason) + while_what);
 }
 
-const Mesh::Departure& Mesh::departure_of(int peer, double wait_s) {
-  Departure& departure = departures_R_[peer];
-  if (departure.kind != DepartureKind::none) return departure;
-  if (!receive_all(links_[peer].departure, &departure, sizeof departure, Deadline(wait_s))) {
-    departure = {DepartureKind::left, {}};
-    std::strncpy(departure.reason.data(),
+const Mesh::Leave& Mesh::leave_of(int peer, double wait_s) {
+  Leave& leave = leaves_R_[peer];
+  if (leave.kind != LeaveKind::none) return leave;
+  if (!receive_all(links_[peer].departure, &leave, sizeof leave, Deadline(wait_s))) {
+    leave = {LeaveKind::left, {}};
+    std::strncpy(leave.reason.data(),
                  "its process, or the connection to it, has ended without a word",
-                 departure.reason.size() - 1);
+                 leave.reason.size() - 1);
   }
-  departure.reason.back() = '\0';
-  return departure;
+  leave.reason.back() = '\0';
+  left_.push_back(peer);
+  return leave;
 }
 
-void Mesh::look_for_departures() {
-  polled_.clear();
-  polled_peers_.clear();
+int Mesh::look_for_leaves() {
+  asked_.clear();
+  asked_peers_.clear();
   for (int peer = 0; peer < size(); ++peer) {
-    if (peer == rank_ || departures_R_[peer].kind != DepartureKind::none) continue;
-    polled_.push_back({links_[peer].departure.descriptor(), POLLIN, 0});
-    polled_peers_.push_back(peer);
+    if (peer == rank_ || leaves_R_[peer].kind != LeaveKind::none) continue;
+    asked_.push_back({links_[peer].departure.descriptor(), POLLIN, 0});
+    asked_peers_.push_back(peer);
   }
-  poll(polled_.data(), polled_.size(), 0);
-  for (std::size_t i = 0; i < polled_.size(); ++i) {
-    if (polled_[i].revents == 0) continue;
-    if (departure_of(polled_peers_[i], kReasonWaitS).kind == DepartureKind::broken) {
-      fail_because_of(polled_peers_[i], "");
-    }
+  poll(asked_.data(), asked_.size(), 0);
+  for (std::size_t i = 0; i < asked_.size(); ++i) {
+    if (asked_[i].revents != 0) leave_of(asked_peers_[i], kReasonWaitS);
   }
+  const auto breaker = std::ranges::find_if(
+      left_, [&](int peer) { return leaves_R_[peer].kind == LeaveKind::broken; });
+  return breaker == left_.end() ? -1 : *breaker;
 }
 
-void Mesh::throw_if_peer_left() {
-  throw_if_failed();
-  look_for_departures();
-  for (int peer = 0; peer < size(); ++peer) {
-    if (departures_R_[peer].kind != DepartureKind::none) fail_because_of(peer, "");
+void Mesh::throw_if_broken() {
+  int breaker = -1;
+  {
+    const std::lock_guard lock(leaves_mutex_);
+    breaker = look_for_leaves();
   }
+  if (breaker >= 0) fail_because_of(breaker, "");
 }
 
-void Mesh::send_departure(DepartureKind kind, const std::string& reason) noexcept {
+std::vector<Departure> Mesh::departures() {
+  const std::lock_guard lock(leaves_mutex_);
+  const int breaker = look_for_leaves();
+  std::optional<Error> broken;
+  if (breaker >= 0) broken = Error(ErrorCode::deadline_exceeded, leaves_R_[breaker].reason.data());
+  if (failure_ && failure_->code() == ErrorCode::deadline_exceeded) broken = failure_;
+  std::vector<Departure> departures;
+  const auto add = [&](int peer) {
+    departures.push_back({peer, broken
+                                    ? *broken
+                                    : Error(ErrorCode::peer_failed,
+                                            has_left_text(peer, leaves_R_[peer].reason.data()))});
+  };
+  for (const int peer : left_) add(peer);
+  for (int peer = 0; broken && peer < size(); ++peer) {
+    if (peer != rank_ && leaves_R_[peer].kind == LeaveKind::none) add(peer);
+  }
+  return departures;
+}
+
+void Mesh::send_leave(LeaveKind kind, const std::string& reason) noexcept {
+  if (process_ != getpid()) return;  // a forked child's copy: the rank is still here
   if (std::exchange(has_left_, true)) return;
-  Departure departure{kind, {}};
-  std::strncpy(departure.reason.data(), reason.c_str(), departure.reason.size() - 1);
+  Leave leave{kind, {}};
+  std::strncpy(leave.reason.data(), reason.c_str(), leave.reason.size() - 1);
   for (const Link& link : links_) {
     if (!link.data.is_open()) continue;
     // Small, and the first on its connection: the system takes it whole.
-    send(link.departure.descriptor(), &departure, sizeof departure, MSG_NOSIGNAL | MSG_DONTWAIT);
+    send(link.departure.descriptor(), &leave, sizeof leave, MSG_NOSIGNAL | MSG_DONTWAIT);
     shutdown(link.data.descriptor(), SHUT_WR);
   }
 }
 
 void Mesh::leave(const std::string& reason) noexcept {
-  send_departure(DepartureKind::left, failure_ ? failure_->what() : reason);
+  send_leave(LeaveKind::left, failure_ ? failure_->what() : reason);
 }
 
 }  // namespace megamoe::network

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <poll.h>
+#include <sys/types.h>
 
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -10,6 +12,7 @@
 
 #include "comm/network/frame.h"
 #include "comm/network/links.h"
+#include "megamoe/communicator.h"
 #include "megamoe/error.h"
 
 namespace megamoe::network {
@@ -42,16 +45,17 @@ class Mesh {
   /// missing; then, and ever after.
   void exchange(std::span<const Outgoing> outgoing, std::span<Incoming> incoming, const char* what,
                 double deadline_s);
-  /// Throws peer_failed where a peer has left, or what an exchange has thrown.
-  void throw_if_peer_left();
+  /// As Communicator::departures(); the only member that other threads may call.
+  [[nodiscard]] std::vector<Departure> departures();
   /// Tells all peers why this rank takes no further part. The first reason given stays.
   void leave(const std::string& reason) noexcept;
 
  private:
-  /// How a peer left; `broken` where it missed a deadline, which breaks the group for all.
-  enum class DepartureKind : std::int32_t { none, left, broken };
-  struct Departure {
-    DepartureKind kind = DepartureKind::none;
+  /// How a rank leaves, as it tells its peers; `broken` where it missed a deadline, which breaks
+  /// the group for all.
+  enum class LeaveKind : std::int32_t { none, left, broken };
+  struct Leave {
+    LeaveKind kind = LeaveKind::none;
     std::array<char, 508> reason{};
   };
 
@@ -70,10 +74,14 @@ class Mesh {
   [[noreturn]] void fail(ErrorCode code, const std::string& reason);
   [[noreturn]] void fail_because_of(int peer, const std::string& while_what);
   void throw_if_failed() const;
-  /// Reads what peers have said by now; fails where one has broken the group.
-  void look_for_departures();
-  const Departure& departure_of(int peer, double wait_s);
-  void send_departure(DepartureKind kind, const std::string& reason) noexcept;
+  /// Fails where a peer has broken the group.
+  void throw_if_broken();
+  void send_leave(LeaveKind kind, const std::string& reason) noexcept;
+
+  // With leaves_mutex_ held:
+  /// Reads what peers have said by now. Returns one that has broken the group, else -1.
+  int look_for_leaves();
+  const Leave& leave_of(int peer, double wait_s);
 
   std::vector<Link> links_;
   int rank_;
@@ -81,9 +89,15 @@ class Mesh {
   std::vector<short> events_R_;  ///< what poll() has said of each peer
   std::vector<pollfd> polled_;
   std::vector<int> polled_peers_;
-  std::vector<Departure> departures_R_;
-  std::optional<Error> failure_;  ///< of an exchange; the group is over
   bool has_left_ = false;
+  pid_t process_;  ///< that the rank is
+
+  std::mutex leaves_mutex_;
+  std::vector<Leave> leaves_R_;
+  std::vector<int> left_;  ///< peers that have left, in the order in which it was seen
+  std::vector<pollfd> asked_;
+  std::vector<int> asked_peers_;
+  std::optional<Error> failure_;  ///< of an exchange; the group is over. Set by the rank's thread
 };
 
 }  // namespace megamoe::network

@@ -28,7 +28,9 @@ class NetworkCommunicator final : public Communicator, private Network {
   void all_reduce_sum(float* values, std::size_t count, const char* what,
                       double deadline_s) override;
   std::unique_ptr<SymmetricHeap> allocate_symmetric(std::size_t bytes, double deadline_s) override;
-  void throw_if_peer_left() const override { mesh_->throw_if_peer_left(); }
+  [[nodiscard]] std::vector<megamoe::Departure> departures() const override {
+    return mesh_->departures();
+  }
   void abort(const std::string& reason) noexcept override;
 
  private:
