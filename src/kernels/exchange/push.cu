@@ -1,6 +1,7 @@
 // Pushing results: every row goes to the slot at its source that awaits it.
 #include "kernels/exchange/exchange.h"
 #include "kernels/exchange/rows.cuh"
+#include "kernels/hosts/hosts.h"
 #include "kernels/launch.h"
 
 namespace megamoe::gpu {
@@ -10,19 +11,26 @@ __device__ std::int64_t slot_of(const RankView& view, const RowOrigin& origin) {
   return static_cast<std::int64_t>(origin.token) * view.routing().top_k + origin.slot;
 }
 
-/// Rows of this rank with their pads, whose origin has no rank.
-__device__ int num_padded_rows(const RankView& view, std::byte* plan) {
-  return static_cast<int>(
-      view.plan_layout.expert_begin.in(plan)[view.routing().experts_per_rank()]);
+/// Rows [begin, end), with pads, whose origin has no rank.
+struct PushBounds {
+  int begin;
+  int end;
+};
+__device__ PushBounds bounds_of(const RankView& view, std::byte* plan, const ExpertRange& experts) {
+  const std::int64_t* expert_begin = view.plan_layout.expert_begin.in(plan);
+  return {static_cast<int>(expert_begin[experts.first]),
+          static_cast<int>(expert_begin[experts.end])};
 }
 
 __global__ __launch_bounds__(kMoverThreads) void push_rows_kernel(
-    const __grid_constant__ RankView view, std::byte* plan, const bf16* rows_CH,
-    const RowOrigin* origin_C, const RowCut cut) {
+    const __grid_constant__ RankView view, std::byte* plan, const ExpertRange experts,
+    const bf16* rows_CH, const RowOrigin* origin_C, const RowCut cut) {
   if (view.control()->call_failed != 0) return;
   const std::int64_t hidden = view.dims.hidden_dim;
-  const int num_units = num_padded_rows(view, plan) * cut.num_chunks;
-  for (int unit = global_warp(); unit < num_units; unit += num_global_warps()) {
+  const PushBounds bounds = bounds_of(view, plan, experts);
+  const int end = bounds.end * cut.num_chunks;
+  for (int unit = bounds.begin * cut.num_chunks + global_warp(); unit < end;
+       unit += num_global_warps()) {
     const int row = unit / cut.num_chunks;
     const int chunk = unit % cut.num_chunks;
     const RowOrigin origin = origin_C[row];
@@ -36,13 +44,14 @@ __global__ __launch_bounds__(kMoverThreads) void push_rows_kernel(
 
 /// dw of every row: its segments in order.
 __global__ __launch_bounds__(kMoverThreads) void push_dweights_kernel(
-    const __grid_constant__ RankView view, std::byte* plan, const RowOrigin* origin_C,
-    const DweightSegments segments) {
+    const __grid_constant__ RankView view, std::byte* plan, const ExpertRange experts,
+    const RowOrigin* origin_C, const DweightSegments segments) {
   if (view.control()->call_failed != 0) return;
-  const int num_rows = num_padded_rows(view, plan);
+  const PushBounds bounds = bounds_of(view, plan, experts);
   const int num_threads = static_cast<int>(gridDim.x) * kMoverThreads;
-  for (int row = static_cast<int>(blockIdx.x) * kMoverThreads + static_cast<int>(threadIdx.x);
-       row < num_rows; row += num_threads) {
+  for (int row = bounds.begin + static_cast<int>(blockIdx.x) * kMoverThreads +
+                 static_cast<int>(threadIdx.x);
+       row < bounds.end; row += num_threads) {
     const RowOrigin origin = origin_C[row];
     if (origin.rank < 0) continue;
     float sum = segments.data[row];
@@ -54,22 +63,38 @@ __global__ __launch_bounds__(kMoverThreads) void push_dweights_kernel(
   }
 }
 
+int num_mover_blocks() { return num_multiprocessors() * kMoverBlocksAnSm; }
+ExpertRange all_experts(const RankView& view) { return {0, view.routing().experts_per_rank()}; }
+
+void launch_push_dweights(const RankView& view, std::byte* plan, const ExpertRange& experts,
+                          const RowOrigin* origin_C, const DweightSegments& dweights,
+                          cudaStream_t stream) {
+  push_dweights_kernel<<<num_mover_blocks(), kMoverThreads, 0, stream>>>(view, plan, experts,
+                                                                         origin_C, dweights);
+  check_launch("push_dweights");
+}
+
 }  // namespace
 
 void push_rows(const RankView& view, std::byte* plan, const bf16* rows_CH,
                const RowOrigin* origin_C, const DweightSegments& dweights, cudaStream_t stream) {
-  const int num_blocks = num_multiprocessors() * kMoverBlocksAnSm;
-  push_rows_kernel<<<num_blocks, kMoverThreads, 0, stream>>>(view, plan, rows_CH, origin_C,
-                                                             RowCut(view.dims.hidden_dim));
-  check_launch("push_rows");
-  if (dweights.data != nullptr) push_dweights(view, plan, origin_C, dweights, stream);
+  push_rows_of(view, plan, all_experts(view), rows_CH, origin_C, dweights, stream);
 }
 
 void push_dweights(const RankView& view, std::byte* plan, const RowOrigin* origin_C,
                    const DweightSegments& dweights, cudaStream_t stream) {
-  push_dweights_kernel<<<num_multiprocessors() * kMoverBlocksAnSm, kMoverThreads, 0, stream>>>(
-      view, plan, origin_C, dweights);
-  check_launch("push_dweights");
+  launch_push_dweights(view, plan, all_experts(view), origin_C, dweights, stream);
+}
+
+void push_rows_of(const RankView& view, std::byte* plan, const ExpertRange& experts,
+                  const bf16* rows_CH, const RowOrigin* origin_C, const DweightSegments& dweights,
+                  cudaStream_t stream) {
+  push_rows_kernel<<<num_mover_blocks(), kMoverThreads, 0, stream>>>(
+      view, plan, experts, rows_CH, origin_C, RowCut(view.dims.hidden_dim));
+  check_launch("push_rows");
+  if (dweights.data != nullptr) {
+    launch_push_dweights(view, plan, experts, origin_C, dweights, stream);
+  }
 }
 
 void load_push_kernels() {

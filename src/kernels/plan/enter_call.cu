@@ -1,10 +1,8 @@
 // Entering a call: what this rank has for every expert goes to all peers, theirs come back, and
 // from everybody's counts follows where every row lies.
-//
-// Thread i < kMaxExperts works on the rows of expert i, thread kMaxExperts + i on the fetched
-// tokens that need expert i first.
 #include "kernels/await_peers.cuh"
 #include "kernels/launch.h"
+#include "kernels/plan/lay_out.cuh"
 #include "kernels/plan/plan.h"
 #include "kernels/plan/slot.cuh"
 
@@ -17,9 +15,7 @@ using device::FailureCode;
 using device::FailureRecord;
 using device::Signal;
 
-constexpr int kThreads = 2 * kMaxExperts;
-constexpr int kWarps = kThreads / device::kWarpSize;
-static_assert(kMaxRanks < kThreads);
+static_assert(kMaxRanks < kLayoutThreads);
 
 struct EnterParams {
   std::byte* plan;
@@ -33,8 +29,7 @@ struct EnterParams {
 struct EnterShared {
   CallHeader header;  ///< this rank's
   std::uint64_t epoch;
-  std::uint64_t prefix[kThreads + 1];  ///< see lay_out
-  std::uint64_t warp_totals[kWarps];
+  LayoutShared layout;
 };
 
 /// The call's epoch, and what this rank has to say about itself. One thread.
@@ -60,38 +55,6 @@ __device__ void begin_call(const RankView& view, const EnterParams& params, Ente
   }
   control.first_bad_slot = device::kNoBadSlot;
   control.call_failed = control.failed_for_good;
-}
-
-/// Replaces each block's count by the count before it; returns the total.
-__device__ std::int32_t scan_blocks(std::int32_t* counts_BE, int num_experts, int expert,
-                                    int num_blocks) {
-  constexpr int kLoadsInFlight = 32;
-  std::int32_t sum = 0;
-  for (int first = 0; first < num_blocks; first += kLoadsInFlight) {
-    std::int32_t counts[kLoadsInFlight];
-#pragma unroll
-    for (int i = 0; i < kLoadsInFlight; ++i) {
-      const int block = first + i;
-      counts[i] = block < num_blocks ? counts_BE[block * num_experts + expert] : 0;
-    }
-#pragma unroll
-    for (int i = 0; i < kLoadsInFlight; ++i) {
-      const int block = first + i;
-      if (block < num_blocks) counts_BE[block * num_experts + expert] = sum;
-      sum += counts[i];
-    }
-  }
-  return sum;
-}
-
-/// This thread's total of rows or of pulls.
-__device__ std::int32_t scan_own_column(const RankView& view, int num_blocks) {
-  const int num_experts = view.routing().num_experts;
-  const int expert = static_cast<int>(threadIdx.x) % kMaxExperts;
-  if (expert >= num_experts) return 0;
-  const auto& counts = threadIdx.x < kMaxExperts ? view.scratch_layout.block_rows_BE
-                                                 : view.scratch_layout.block_pulls_BE;
-  return scan_blocks(counts.in(view.scratch), num_experts, expert, num_blocks);
 }
 
 /// A rank that has failed for good waits for nobody, so peers may still read what it told them
@@ -137,56 +100,7 @@ __device__ FailureRecord judge_header(const RankView& view, std::uint64_t epoch)
   return failure;
 }
 
-/// shared.prefix[i] becomes the sum of the values of threads before i.
-__device__ void scan_threads(EnterShared& shared, std::uint64_t value) {
-  const int lane = device::lane_idx();
-  const int warp = device::warp_idx();
-  std::uint64_t sum = value;
-  for (int distance = 1; distance < device::kWarpSize; distance *= 2) {
-    const std::uint64_t other = __shfl_up_sync(0xffffffffU, sum, distance);
-    if (lane >= distance) sum += other;
-  }
-  if (lane == device::kWarpSize - 1) shared.warp_totals[warp] = sum;
-  __syncthreads();
-  std::uint64_t before = 0;
-  for (int other = 0; other < warp; ++other) before += shared.warp_totals[other];
-  shared.prefix[threadIdx.x + 1] = before + sum;
-  if (threadIdx.x == 0) shared.prefix[0] = 0;
-  __syncthreads();
-}
-
-struct ExpertRows {
-  std::int32_t total;          ///< over all ranks
-  std::int32_t before_source;  ///< of ranks before this one
-};
-
-/// Reads expert `threadIdx.x`'s counts of all ranks, and keeps them for the backward call.
-__device__ ExpertRows gather_rows(const RankView& view, const EnterParams& params,
-                                  std::uint64_t epoch) {
-  const int num_experts = view.routing().num_experts;
-  const int expert = static_cast<int>(threadIdx.x);
-  ExpertRows rows{0, 0};
-  if (expert >= num_experts) return rows;
-  std::int32_t* kept_RE = view.plan_layout.counts_RE.in(params.plan);
-  const std::int32_t* counts_RE =
-      params.kind == CallKind::forward ? view.counts_RE(epoch, view.rank) : kept_RE;
-  for (int rank = 0; rank < view.routing().num_ranks; ++rank) {
-    const std::int32_t count = counts_RE[rank * num_experts + expert];
-    if (params.kind == CallKind::forward) kept_RE[rank * num_experts + expert] = count;
-    if (rank < view.rank) rows.before_source += count;
-    rows.total += count;
-  }
-  return rows;
-}
-
-/// A prefix over expert threads holds padded rows (upper half) and rows (lower half); one over the
-/// pull threads behind them adds pulls to the lower half.
-__device__ std::int32_t padded(std::uint64_t sums) { return static_cast<std::int32_t>(sums >> 32); }
-__device__ std::int32_t plain(std::uint64_t sums) {
-  return static_cast<std::int32_t>(sums & 0xffffffffU);
-}
-
-__device__ FailureRecord judge_capacity(const RankView& view, const EnterShared& shared) {
+__device__ FailureRecord judge_capacity(const RankView& view, const LayoutShared& shared) {
   FailureRecord failure{};
   const int rank = static_cast<int>(threadIdx.x);
   if (rank >= view.routing().num_ranks) return failure;
@@ -202,55 +116,24 @@ __device__ FailureRecord judge_capacity(const RankView& view, const EnterShared&
   return failure;
 }
 
-__device__ void write_layout(const RankView& view, const EnterParams& params,
-                             const EnterShared& shared, const ExpertRows& rows) {
-  const RoutingDims& routing = view.routing();
-  const int num_local = routing.experts_per_rank();
-  const int thread = static_cast<int>(threadIdx.x);
-  const std::uint64_t* pull_prefix = shared.prefix + kMaxExperts;
-  if (thread < routing.num_experts) {
-    const int owner = routing.owner_of(thread);
-    const int first = routing.first_expert_of(owner);
-    const std::int32_t begin = padded(shared.prefix[thread] - shared.prefix[first]);
-    view.scratch_layout.first_row_E.in(view.scratch)[thread] = begin + rows.before_source;
-    view.scratch_layout.first_pull_E.in(view.scratch)[thread] =
-        plain(pull_prefix[thread] - pull_prefix[0]);
-    if (owner == view.rank) {
-      view.plan_layout.expert_begin.in(params.plan)[thread - first] = begin;
-      view.plan_layout.group_begin_e.in(params.plan)[thread - first] = begin;
-      view.plan_layout.group_count_e.in(params.plan)[thread - first] = rows.total;
-    }
-  }
-  if (thread <= routing.num_experts) {
-    view.first_pull_E(view.rank)[thread] = plain(pull_prefix[thread] - pull_prefix[0]);
-  }
-  if (thread <= routing.num_ranks) {
-    view.pull_lists(view.rank).destination_begin[thread] =
-        plain(pull_prefix[thread * num_local] - pull_prefix[0]);
-  }
-  if (thread == 0) {
-    const int first = routing.first_expert_of(view.rank);
-    view.plan_layout.expert_begin.in(params.plan)[num_local] =
-        padded(shared.prefix[first + num_local] - shared.prefix[first]);
-    if (params.kind == CallKind::forward) {
-      *view.plan_layout.forward_epoch.in(params.plan) = shared.epoch;
-    }
-  }
-}
-
 /// Lays out all rows; false where a rank's capacity is too small.
 __device__ bool lay_out(const RankView& view, const EnterParams& params, EnterShared& shared,
                         std::int32_t own_total) {
-  const ExpertRows rows = gather_rows(view, params, shared.epoch);
-  const std::uint64_t padded_rows = round_up(rows.total, kGpuRowAlignment);
-  scan_threads(shared, threadIdx.x < kMaxExperts ? padded_rows << 32 | rows.total
-                                                 : static_cast<std::uint64_t>(own_total));
-  if (fail_call(view, judge_capacity(view, shared))) return false;
-  write_layout(view, params, shared, rows);
+  std::int32_t* kept_RE = view.plan_layout.counts_RE.in(params.plan);
+  const ExpertRows rows = params.kind == CallKind::forward
+                              ? gather_rows(view, view.counts_RE(shared.epoch, view.rank), kept_RE)
+                              : gather_rows(view, kept_RE, nullptr);
+  scan_columns(shared.layout, rows, own_total);
+  if (fail_call(view, judge_capacity(view, shared.layout))) return false;
+  write_source_layout(view, shared.layout, rows);
+  write_expert_layout(view, params.plan, shared.layout, rows);
+  if (threadIdx.x == 0 && params.kind == CallKind::forward) {
+    *view.plan_layout.forward_epoch.in(params.plan) = shared.epoch;
+  }
   return true;
 }
 
-__global__ __launch_bounds__(kThreads) void enter_kernel(const __grid_constant__ RankView view,
+__global__ __launch_bounds__(kLayoutThreads) void enter_kernel(const __grid_constant__ RankView view,
                                                          const EnterParams params) {
   __shared__ EnterShared shared;
   if (threadIdx.x == 0) begin_call(view, params, shared);
@@ -295,14 +178,14 @@ void enter_call(const RankView& view, std::byte* plan, CallKind kind, std::uint6
                 std::int64_t num_tokens, cudaStream_t stream) {
   check_num_tokens(view, num_tokens);
   const SlotShares shares = share_slots(num_tokens * view.routing().top_k);
-  enter_kernel<<<1, kThreads, 0, stream>>>(
+  enter_kernel<<<1, kLayoutThreads, 0, stream>>>(
       view, {plan, kind, kind_and_layer, shares.num_blocks, false, ErrorCode::internal});
   check_launch("enter_call");
 }
 
 void refuse_call(const RankView& view, std::byte* plan, CallKind kind, ErrorCode code,
                  cudaStream_t stream) {
-  enter_kernel<<<1, kThreads, 0, stream>>>(view, {plan, kind, 0, 0, true, code});
+  enter_kernel<<<1, kLayoutThreads, 0, stream>>>(view, {plan, kind, 0, 0, true, code});
   check_launch("refuse_call");
 }
 
