@@ -40,6 +40,7 @@ struct GpuHostsLayout {
   Region<std::int32_t> relayed_ids_DTK;     ///< of the tokens that came from another host
   Region<std::int32_t> arrived_tokens_DT;   ///< their numbers, by group
   Region<std::int32_t> relayed_slots_DTK;   ///< whose results go back to another host, by group
+  Region<std::int32_t> peer_failed_D;       ///< what each peer says about its call with its results
   Region<std::byte> outgoing;               ///< D buffers of `buffer_bytes`
   Region<std::byte> incoming;               ///< likewise
   std::int64_t buffer_bytes = 0;
@@ -78,6 +79,7 @@ inline GpuHostsLayout gpu_hosts_layout(const WorkspaceDims& dims, int num_hosts)
   layout.relayed_ids_DTK = regions.take<std::int32_t>(slots);
   layout.arrived_tokens_DT = regions.take<std::int32_t>(tokens);
   layout.relayed_slots_DTK = regions.take<std::int32_t>(slots);
+  layout.peer_failed_D = regions.take<std::int32_t>(num_others);
   layout.buffer_bytes = network_buffer_bytes(dims);
   layout.outgoing = regions.take<std::byte>(num_others * layout.buffer_bytes);
   layout.incoming = regions.take<std::byte>(num_others * layout.buffer_bytes);

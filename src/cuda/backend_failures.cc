@@ -13,8 +13,12 @@ namespace megamoe::cuda {
 /// every call fails, so that the ranks' calls stay paired.
 void CudaBackend::throw_recorded_failure() const {
   if (memory_.given_up) throw Error(*memory_.given_up);
-  const volatile device::FailureRecord* record = memory_.failure.get();
-  if (record->is_set != 0) throw gpu::to_error(*memory_.failure.get());
+  for (const device::FailureRecord* record :
+       {memory_.failure.get(), memory_.network_failure.get()}) {
+    if (const_cast<const volatile device::FailureRecord*>(record)->is_set != 0) {
+      throw gpu::to_error(*record);
+    }
+  }
 }
 
 void CudaBackend::or_refuse(gpu::CallKind kind, cudaStream_t stream,
@@ -41,6 +45,10 @@ void CudaBackend::or_refuse(gpu::CallKind kind, cudaStream_t stream,
 
 void CudaBackend::enqueue(cudaStream_t stream, const std::function<void()>& launches) {
   const StreamOrder::Turn turn(memory_.calls->order, stream);
+  or_give_up(stream, launches);
+}
+
+void CudaBackend::or_give_up(cudaStream_t stream, const std::function<void()>& launches) {
   try {
     launches();
   } catch (const std::exception& error) {
@@ -50,7 +58,12 @@ void CudaBackend::enqueue(cudaStream_t stream, const std::function<void()>& laun
         Error(known != nullptr ? known->code() : ErrorCode::internal,
               "rank " + std::to_string(view_.rank) + " could not enqueue a call: " + error.what());
     try {
-      gpu::give_up(view_, stream);
+      if (hosts_ == nullptr) {
+        gpu::give_up(view_, stream);
+      } else {
+        workspace_.communicator.abort(memory_.given_up->what());
+        gpu::give_up_on_host(view_, hosts_->host_view(), stream);
+      }
     } catch (const Error&) {
       // The device is lost: peers learn of it from the host group, or by their deadline.
     }
@@ -83,6 +96,7 @@ std::optional<Error> CudaBackend::wait_for(cudaStream_t stream) {
     } catch (const Error& error) {
       departure = error;
       *const_cast<volatile std::uint32_t*>(memory_.calls->stop.get()) = 1;
+      if (hosts_ != nullptr) hosts_->link().fail(error);
     }
   }
 }
@@ -96,6 +110,7 @@ void CudaBackend::check(Stream stream_handle) {
   }
   const std::optional<Error> departure = wait_for(stream);
   if (memory_.given_up) throw Error(*memory_.given_up);
+  if (hosts_ != nullptr) throw_if_hosts_failed(departure);
   device::FailureRecord& record = *memory_.failure.get();
   if (record.is_set == 0) return;
   const Error error = gpu::to_error(record);
@@ -104,6 +119,28 @@ void CudaBackend::check(Stream stream_handle) {
     throw Error(departure->code(), std::string(error.what()) + ": " + departure->what());
   }
   throw error;
+}
+
+/// What joins the hosts knows best whom it waited for; what only the device has seen is told to
+/// the ranks of all hosts. Either ends the group.
+void CudaBackend::throw_if_hosts_failed(std::optional<Error> departure) const {
+  std::optional<Error> failure = hosts_->link().failure();
+  for (const device::FailureRecord* record :
+       {memory_.failure.get(), memory_.network_failure.get()}) {
+    if (!failure && record->is_set != 0) failure = gpu::to_error(*record);
+  }
+  if (!failure) return;
+  if (!departure && failure->code() == ErrorCode::peer_failed) {
+    // A connection that is lost says less than the group, which knows who has gone.
+    try {
+      workspace_.communicator.throw_if_peer_left();
+    } catch (const Error& error) {
+      departure = error;
+    }
+  }
+  const Error& known = departure ? *departure : *failure;
+  workspace_.communicator.abort(known.what());
+  throw Error(known);
 }
 
 }  // namespace megamoe::cuda

@@ -20,6 +20,10 @@ int num_cuda_devices() { return 0; }
 std::unique_ptr<Communicator> make_cuda_communicator(Communicator& /*group*/, int /*device*/) {
   refuse();
 }
+std::unique_ptr<Communicator> make_cuda_communicator(Communicator& /*group*/, int /*device*/,
+                                                     const CudaOptions& /*options*/) {
+  refuse();
+}
 
 struct CudaRouter::Impl {};
 

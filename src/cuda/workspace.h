@@ -32,6 +32,8 @@ class CudaWorkspace final : public WorkspaceMemory {
   int device;
   DeviceMemory local;
   PinnedValue<device::FailureRecord> failure;
+  /// On several hosts: of what runs beside the caller's stream. A record has one writer at a time.
+  PinnedValue<device::FailureRecord> network_failure;
   std::shared_ptr<RankCalls> calls;  ///< of the communicator
   SideStream side;
   StageClock stages;

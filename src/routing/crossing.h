@@ -22,7 +22,9 @@ struct HostRouting {
   std::int32_t ranks_per_host = 1;
   std::int32_t num_groups = 1;  ///< G, at most e
 
-  [[nodiscard]] MEGAMOE_HOST_DEVICE std::int32_t num_hosts() const { return dims.num_ranks / ranks_per_host; }
+  [[nodiscard]] MEGAMOE_HOST_DEVICE std::int32_t num_hosts() const {
+    return dims.num_ranks / ranks_per_host;
+  }
   [[nodiscard]] MEGAMOE_HOST_DEVICE std::int32_t host_of_expert(std::int32_t expert) const {
     return dims.owner_of(expert) / ranks_per_host;
   }

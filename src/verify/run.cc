@@ -7,8 +7,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "megamoe/cuda.h"
-
 namespace megamoe::verify {
 namespace {
 
@@ -186,13 +184,14 @@ std::string differing_tensors(const LayerTensors& left, const LayerTensors& righ
 RankSession::RankSession(const Problem& problem, const RunOptions& options,
                          Communicator& communicator)
     : data_(problem, options, communicator.rank()),
-      group_(communicator, options.backend),
+      group_(communicator, options.backend, options.cuda),
       workspace_(layer_config(problem.spec, options), group_.get()),
       layer_(layer_config(problem.spec, options), group_.get(), workspace_) {}
 
-BackendGroup::BackendGroup(Communicator& group, Backend backend) : group_(group) {
+BackendGroup::BackendGroup(Communicator& group, Backend backend, const CudaOptions& options)
+    : group_(group) {
   if (backend == Backend::cuda) {
-    owned_ = make_cuda_communicator(group, cuda_device_of(group.rank(), group.size()));
+    owned_ = make_cuda_communicator(group, cuda_device_of(group.rank(), group.size()), options);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "megamoe/communicator.h"
+#include "megamoe/cuda.h"
 #include "megamoe/layer.h"
 #include "megamoe/network.h"
 #include "verify/compare.h"
@@ -53,6 +54,7 @@ struct RunOptions {
   WeightGradientMode weight_gradient_mode = WeightGradientMode::store_bf16;
   int num_hosts = 0;              ///< stand-ins on this machine; 0: as set_default_num_hosts()
   Communicator* group = nullptr;  ///< that this process is a rank of; null: ranks are threads
+  CudaOptions cuda = {};          ///< of calls over several hosts
   int num_threads = 1;            ///< a rank
   double deadline_s = 60.0;       ///< of entry and inner waits
   float initial_gradient = 0.0F;  ///< what main_grad holds before accumulate_fp32
@@ -118,7 +120,7 @@ class RankData {
 /// `group` itself, or a CUDA communicator over it where the backend is cuda.
 class BackendGroup {
  public:
-  BackendGroup(Communicator& group, Backend backend);
+  BackendGroup(Communicator& group, Backend backend, const CudaOptions& options = {});
   [[nodiscard]] Communicator& get() const { return owned_ == nullptr ? group_ : *owned_; }
 
  private:

@@ -141,6 +141,25 @@ __global__ __launch_bounds__(kMeetThreads) void await_group_kernel(
   if (plan != nullptr) write_no_rows(view, plan);
 }
 
+__global__ __launch_bounds__(kMeetThreads) void judge_peers_kernel(
+    const __grid_constant__ RankView view, const PeersOnHosts peers, const std::int32_t* failed_D) {
+  const bool failed = view.control()->call_failed != 0;
+  __syncthreads();
+  if (failed) return;
+  const int peer = static_cast<int>(threadIdx.x);
+  const bool stopped = *const_cast<const volatile std::uint32_t*>(view.stop) != 0;
+  device::FailureRecord failure{};
+  if (peer < peers.count && (stopped || failed_D[peer] != 0)) {
+    failure.code = device::FailureCode::peer_failed;
+    failure.rank = view.rank;
+    failure.peer = peers.ranks[peer];
+    failure.awaited = device::Signal::results_sent;
+    failure.expected = view.control()->epoch;
+    failure.seen = failure.expected - 1;
+  }
+  fail_call(view, failure);
+}
+
 /// As give_up() does: peers that wait for anything of this call see that they wait in vain.
 __global__ __launch_bounds__(kMeetThreads) void give_up_on_host_kernel(
     const __grid_constant__ RankView view, const HostView host) {
@@ -225,6 +244,12 @@ void await_group(const RankView& view, const HostView& host, std::byte* plan, Gr
   check_launch("await_group");
 }
 
+void judge_peers(const RankView& view, const PeersOnHosts& peers, const std::int32_t* failed_D,
+                 cudaStream_t stream) {
+  judge_peers_kernel<<<1, kMeetThreads, 0, stream>>>(view, peers, failed_D);
+  check_launch("judge_peers");
+}
+
 void give_up_on_host(const RankView& view, const HostView& host, cudaStream_t stream) {
   give_up_on_host_kernel<<<1, kMeetThreads, 0, stream>>>(view, host);
   check_launch("give_up_on_host");
@@ -241,6 +266,7 @@ void load_hosts_kernels() {
   load_kernel(reinterpret_cast<const void*>(&meet_on_host_kernel));
   load_kernel(reinterpret_cast<const void*>(&announce_group_kernel));
   load_kernel(reinterpret_cast<const void*>(&await_group_kernel));
+  load_kernel(reinterpret_cast<const void*>(&judge_peers_kernel));
   load_kernel(reinterpret_cast<const void*>(&give_up_on_host_kernel));
   load_lists_of_hosts_kernels();
   load_rows_of_hosts_kernels();

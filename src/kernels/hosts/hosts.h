@@ -39,7 +39,7 @@ struct ExpertRange {
 struct CallCounts {
   std::int64_t first_bad_slot;  ///< index into ids [T, K]; -1: there is none
   std::int32_t bad_id;
-  std::int32_t counts_E[kMaxExperts];                           ///< slots of each expert
+  std::int32_t counts_E[kMaxExperts];                       ///< slots of each expert
   std::int32_t crossing_DG[kMaxRanks * kMaxNetworkGroups];  ///< tokens to each other host
 };
 
@@ -106,6 +106,14 @@ void announce_group(const RankView& view, const HostView& host, GroupSignal what
 /// again. The plan's groups become empty, unless `plan` is null, where the call has failed.
 void await_group(const RankView& view, const HostView& host, std::byte* plan, GroupSignal what,
                  std::int32_t group, cudaStream_t stream);
+/// Fails the call, for good, where one of the words `failed_D`, each the `call_failed` of one of
+/// `peers`, is not 0, or where the host has raised `stop`.
+struct PeersOnHosts {
+  std::int32_t count = 0;
+  std::int32_t ranks[kMaxRanks] = {};
+};
+void judge_peers(const RankView& view, const PeersOnHosts& peers, const std::int32_t* failed_D,
+                 cudaStream_t stream);
 /// As give_up(), to the ranks of this host.
 void give_up_on_host(const RankView& view, const HostView& host, cudaStream_t stream);
 

@@ -133,8 +133,8 @@ __device__ bool lay_out(const RankView& view, const EnterParams& params, EnterSh
   return true;
 }
 
-__global__ __launch_bounds__(kLayoutThreads) void enter_kernel(const __grid_constant__ RankView view,
-                                                         const EnterParams params) {
+__global__ __launch_bounds__(kLayoutThreads) void enter_kernel(
+    const __grid_constant__ RankView view, const EnterParams params) {
   __shared__ EnterShared shared;
   if (threadIdx.x == 0) begin_call(view, params, shared);
   __syncthreads();

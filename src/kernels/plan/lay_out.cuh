@@ -22,7 +22,7 @@ struct LayoutShared {
 
 /// Replaces each block's count by the count before it; returns the total.
 __device__ inline std::int32_t scan_blocks(std::int32_t* counts_BE, int num_experts, int expert,
-                                    int num_blocks) {
+                                           int num_blocks) {
   constexpr int kLoadsInFlight = 32;
   std::int32_t sum = 0;
   for (int first = 0; first < num_blocks; first += kLoadsInFlight) {
