@@ -30,12 +30,12 @@ struct CudaOptions {
 /// (NCCL 2.28.9 or newer, loaded when first needed). All ranks of a host, up to 16, may also share
 /// one device where they are threads of one process, with two hardware queues each
 /// (CUDA_DEVICE_MAX_CONNECTIONS, 8 by default); a host with one rank needs no windows. Hosts are
-/// joined by NCCL's send and receive, on whatever network it works on; stand-in hosts of one process
-/// by copies. Throws on every rank: unsupported where NCCL is missing or too old, where the devices
-/// of a host's ranks are neither of the two, where they share one with too few queues, where a
-/// device cannot run the kernels or where one cannot load and store in another's memory of its host;
-/// invalid_argument for a device that is not there; deadline_exceeded or peer_failed where hosts do
-/// not reach each other.
+/// joined by NCCL's send and receive, on whatever network it works on; stand-in hosts of one
+/// process by copies. Throws on every rank: unsupported where NCCL is missing or too old, where the
+/// devices of a host's ranks are neither of the two, where they share one with too few queues,
+/// where a device cannot run the kernels or where one cannot load and store in another's memory of
+/// its host; invalid_argument for a device that is not there; deadline_exceeded or peer_failed
+/// where hosts do not reach each other.
 std::unique_ptr<Communicator> make_cuda_communicator(Communicator& group, int device);
 std::unique_ptr<Communicator> make_cuda_communicator(Communicator& group, int device,
                                                      const CudaOptions& options);
