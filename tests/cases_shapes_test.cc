@@ -322,7 +322,7 @@ TEST(Case24TwoLayersOnOneWorkspace, GiveTheBitsOfTwoWorkspaces) {
   std::vector<LayerTensors> tensors1_R(2);
   std::vector<LayerTensors> tensors2_R(2);
   run_ranks(2, [&](Communicator& threads) {
-    const BackendGroup backend_group(threads, default_backend());
+    const BackendGroup backend_group(threads, {});
     Communicator& group = backend_group.get();
     const LayerConfig config = layer_config(first.spec, {});
     Workspace workspace(config, group);

@@ -78,7 +78,10 @@ std::optional<Error> CudaBackend::wait_for(cudaStream_t stream) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kBusy{2};
   constexpr std::chrono::milliseconds kBetweenLooks{50};
+  // A peer on another host may leave when it has sent all that is still on its way.
+  const std::chrono::milliseconds grace(hosts_ == nullptr ? 0 : 2000);
   std::optional<Error> departure;
+  bool has_stopped = false;
   const Clock::time_point start = Clock::now();
   Clock::time_point next_look = start + kBetweenLooks;
   for (;;) {
@@ -89,15 +92,21 @@ std::optional<Error> CudaBackend::wait_for(cudaStream_t stream) {
     }
     const Clock::time_point now = Clock::now();
     if (now - start > kBusy) std::this_thread::sleep_for(std::chrono::microseconds(100));
-    if (departure || now < next_look) continue;
-    next_look = now + kBetweenLooks;
-    try {
-      workspace_.communicator.throw_if_peer_left();
-    } catch (const Error& error) {
-      departure = error;
-      *const_cast<volatile std::uint32_t*>(memory_.calls->stop.get()) = 1;
-      if (hosts_ != nullptr) hosts_->link().fail(error);
+    if (has_stopped || now < next_look) continue;
+    if (!departure) {
+      next_look = now + kBetweenLooks;
+      try {
+        workspace_.communicator.throw_if_peer_left();
+        continue;
+      } catch (const Error& error) {
+        departure = error;
+        next_look = now + grace;
+        if (hosts_ != nullptr) continue;
+      }
     }
+    has_stopped = true;
+    *const_cast<volatile std::uint32_t*>(memory_.calls->stop.get()) = 1;
+    if (hosts_ != nullptr) hosts_->link().fail(*departure);
   }
 }
 

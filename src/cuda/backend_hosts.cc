@@ -170,6 +170,7 @@ void CudaBackend::group_by_group(gpu::CallKind kind, const CudaCallState& state,
   Hosts& hosts = *hosts_;
   const cudaStream_t network = beside.stream();
   std::byte* plan = state.plan.data();
+  memory_.network_stages.start("routing", network);
   gpu::enter_agreed_call(network_view_, plan, kind, state.num_tokens, network);
   gpu::write_pull_lists(network_view_, plan, state.num_tokens, network);
   hosts.exchange_routing(kind, plan, network);
@@ -178,11 +179,13 @@ void CudaBackend::group_by_group(gpu::CallKind kind, const CudaCallState& state,
   gpu::meet_on_host(view_, hosts.host_view(), plan, Signal::rows_staged, stream);
 
   const auto send_rows = [&](std::int32_t group) {
+    memory_.network_stages.start("rows", network);
     hosts.exchange_rows(kind, group, network);
     gpu::announce_group(network_view_, hosts.host_view(), GroupSignal::rows_arrived, group,
                         network);
     cuda::check(cudaEventRecord(hosts.rows_arrived[group], network), "cudaEventRecord");
   };
+  memory_.network_stages.start("await_rows", network);
   cuda::check(cudaStreamWaitEvent(network, hosts.staged(), 0), "cudaStreamWaitEvent");
   send_rows(0);
   for (std::int32_t group = 0; group < hosts.num_groups(); ++group) {
@@ -192,11 +195,14 @@ void CudaBackend::group_by_group(gpu::CallKind kind, const CudaCallState& state,
     cuda::check(cudaStreamWaitEvent(stream, hosts.rows_arrived[group], 0), "cudaStreamWaitEvent");
     gpu::await_group(view_, hosts.host_view(), plan, GroupSignal::rows_arrived, group, stream);
     compute(group);
+    memory_.network_stages.start("await_results", network);
     cuda::check(cudaStreamWaitEvent(network, hosts.results_sent[group], 0), "cudaStreamWaitEvent");
     gpu::await_group(network_view_, hosts.host_view(), nullptr, GroupSignal::results_sent, group,
                      network);
+    memory_.network_stages.start("results", network);
     hosts.return_results(kind, group, network);
   }
+  memory_.network_stages.start(StageClock::kEnd, network);
   memory_.stages.start("await_results", stream);
   beside.join();
 }

@@ -37,6 +37,7 @@ class CudaWorkspace final : public WorkspaceMemory {
   std::shared_ptr<RankCalls> calls;  ///< of the communicator
   SideStream side;
   StageClock stages;
+  StageClock network_stages;         ///< on several hosts: of the stream beside the caller's
   trace::Launches* trace = nullptr;  ///< builds with MEGAMOE_TRACE: where products are recorded
   std::optional<Error> given_up;     ///< a call that the host could not enqueue to its end
 

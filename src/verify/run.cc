@@ -181,17 +181,28 @@ std::string differing_tensors(const LayerTensors& left, const LayerTensors& righ
   return names;
 }
 
+namespace {
+
+/// Of launched ranks those of a host have its devices; threads of this process share what it sees.
+int device_of(int rank, int num_ranks, const RunOptions& options) {
+  if (options.group == nullptr) return cuda_device_of(rank, num_ranks);
+  const Topology topology = options.group->topology();
+  return cuda_device_of(topology.local_index_of(rank), topology.ranks_per_host());
+}
+
+}  // namespace
+
 RankSession::RankSession(const Problem& problem, const RunOptions& options,
                          Communicator& communicator)
     : data_(problem, options, communicator.rank()),
-      group_(communicator, options.backend, options.cuda),
+      group_(communicator, options),
       workspace_(layer_config(problem.spec, options), group_.get()),
       layer_(layer_config(problem.spec, options), group_.get(), workspace_) {}
 
-BackendGroup::BackendGroup(Communicator& group, Backend backend, const CudaOptions& options)
-    : group_(group) {
-  if (backend == Backend::cuda) {
-    owned_ = make_cuda_communicator(group, cuda_device_of(group.rank(), group.size()), options);
+BackendGroup::BackendGroup(Communicator& group, const RunOptions& options) : group_(group) {
+  if (options.backend == Backend::cuda) {
+    owned_ =
+        make_cuda_communicator(group, device_of(group.rank(), group.size(), options), options.cuda);
   }
 }
 
@@ -200,9 +211,9 @@ RankData::RankData(const Problem& problem, const RunOptions& options, int rank)
       rank_(rank),
       weight_gradient_mode_(options.weight_gradient_mode),
       tensors_(rank_tensors(problem.spec, options, rank)),
-      copies_(options.backend == Backend::cuda
-                  ? std::make_unique<DeviceCopies>(cuda_device_of(rank, problem.spec.num_ranks()))
-                  : nullptr) {}
+      copies_(options.backend == Backend::cuda ? std::make_unique<DeviceCopies>(device_of(
+                                                     rank, problem.spec.num_ranks(), options))
+                                               : nullptr) {}
 
 ForwardInput RankData::forward_input() const {
   const ProblemSpec& spec = problem_.spec;

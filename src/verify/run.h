@@ -117,10 +117,10 @@ class RankData {
   std::unique_ptr<DeviceCopies> copies_;  ///< null on the cpu backend
 };
 
-/// `group` itself, or a CUDA communicator over it where the backend is cuda.
+/// `group` itself, or a CUDA communicator over it where the options' backend is cuda.
 class BackendGroup {
  public:
-  BackendGroup(Communicator& group, Backend backend, const CudaOptions& options = {});
+  BackendGroup(Communicator& group, const RunOptions& options);
   [[nodiscard]] Communicator& get() const { return owned_ == nullptr ? group_ : *owned_; }
 
  private:

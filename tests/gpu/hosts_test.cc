@@ -195,7 +195,7 @@ TEST(HostProcess, DISABLED_Cases) {
   std::mutex mutex;
   host.run([&](Communicator& group) {
     for (const RunOptions& way : ways_of({})) {
-      const BackendGroup joined(group, Backend::cuda, way.cuda);  // NCCL takes its time
+      const BackendGroup joined(group, way);  // NCCL takes its time
       for (std::size_t i = 0; i < cases.size(); ++i) {
         RunOptions options = cases[i].options;
         options.overlap = way.overlap;

@@ -197,6 +197,12 @@ void NcclLink::exchange(std::span<const cuda::HostMessage> sends,
 }
 
 void NcclLink::look() {
+  // First, because a peer may leave when all is done.
+  while (!pending_.empty() && cudaEventQuery(pending_.front().is_over) == cudaSuccess) {
+    spare_.push_back(std::move(pending_.front()));
+    pending_.pop_front();
+  }
+  if (pending_.empty()) return;
   ncclResult_t state = ncclSuccess;
   library().comm_get_async_error(comm_, &state);
   if (state != ncclSuccess && state != ncclInProgress) {
@@ -207,11 +213,6 @@ void NcclLink::look() {
                                           library().get_error_string(state)));
     return;
   }
-  while (!pending_.empty() && cudaEventQuery(pending_.front().is_over) == cudaSuccess) {
-    spare_.push_back(std::move(pending_.front()));
-    pending_.pop_front();
-  }
-  if (pending_.empty()) return;
   Transfer& transfer = pending_.front();
   if (cudaEventQuery(transfer.may_begin) != cudaSuccess) return;
   if (!transfer.began) transfer.began = Clock::now();
