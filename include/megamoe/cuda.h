@@ -14,8 +14,8 @@ int num_cuda_devices();
 /// How calls over several hosts run; equal on all ranks.
 struct CudaOptions {
   /// Groups of neighbouring experts that a call is cut into, at most 8 and as many as a rank has
-  /// experts: one is computed while the next one's tokens and the last one's results travel. 0: the
-  /// default, 4. A layer whose `overlap` is off has one group.
+  /// experts: one is computed while the next one's tokens and the last one's results travel. 0: as
+  /// the measured link and the layer's sizes suggest. A layer whose `overlap` is off has one group.
   int network_groups = 0;
   /// CTAs that a transfer between hosts takes while it runs, and with them multiprocessors, which
   /// products of a call that overlaps leave to it. 0: the default, 8.

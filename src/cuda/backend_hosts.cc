@@ -171,7 +171,9 @@ void CudaBackend::group_by_group(gpu::CallKind kind, const CudaCallState& state,
   const cudaStream_t network = beside.stream();
   std::byte* plan = state.plan.data();
   memory_.network_stages.start("routing", network);
-  gpu::enter_agreed_call(network_view_, plan, kind, state.num_tokens, network);
+  gpu::enter_agreed_call(network_view_, plan,
+                         kind == gpu::CallKind::forward ? hosts.pinned_counts_RE() : nullptr,
+                         state.num_tokens, network);
   gpu::write_pull_lists(network_view_, plan, state.num_tokens, network);
   hosts.exchange_routing(kind, plan, network);
   wait_for_stream(stream, network, hosts.listed());
@@ -219,7 +221,6 @@ void CudaBackend::enqueue_forward_over_hosts(CudaCallState& state, const Forward
 
   cuda::check(cudaEventRecord(hosts_->staged(), stream), "cudaEventRecord");
   hosts_->begin(state);
-  hosts_->upload_counts(state, beside.stream());
   group_by_group(gpu::CallKind::forward, state, stream, beside, [&](std::int32_t group) {
     const ExpertRange range = hosts_->experts_of(group);
     const products::GroupedRows rows = of_experts(all_rows(plan), range);

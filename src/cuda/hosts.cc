@@ -4,10 +4,26 @@
 #include <cstring>
 #include <string>
 
+#include "schedule/network_groups.h"
+
 namespace megamoe::cuda {
 namespace {
 
 constexpr std::int64_t kPieceAlignment = 16;
+
+std::int32_t num_groups_of(const LayerConfig& config, const WorkspaceDims& dims, int num_hosts,
+                           const HostConnection& connection) {
+  if (config.overlap == Overlap::off) return 1;
+  const std::int32_t most = std::min(kMaxNetworkGroups, dims.routing.experts_per_rank());
+  if (connection.num_groups != 0) return std::min(connection.num_groups, most);
+  return schedule::choose_num_groups(
+      {.num_hosts = num_hosts,
+       .num_tokens = dims.max_tokens,
+       .top_k = dims.routing.top_k,
+       .row_bytes = dims.hidden_dim * static_cast<std::int64_t>(sizeof(bf16)),
+       .bytes_per_s = connection.bytes_per_s},
+      most);
+}
 
 }  // namespace
 
@@ -22,9 +38,7 @@ Hosts::Hosts(const LayerConfig& config, Workspace::Impl& workspace,
       rank_(workspace.communicator.rank()),
       own_host_(topology_.host_of(rank_)),
       routing_{dims_.routing, topology_.ranks_per_host(),
-               config.overlap == Overlap::off
-                   ? 1
-                   : std::min(connection.num_groups, dims_.routing.experts_per_rank())},
+               num_groups_of(config, dims_, topology_.num_hosts(), connection)},
       layout_(gpu_hosts_layout(dims_, topology_.num_hosts())),
       host_{topology_.rank_of(own_host_, 0), topology_.ranks_per_host(), layout_.group_signals},
       local_(static_cast<CudaWorkspace&>(*workspace.memory).local.data()),
@@ -147,12 +161,9 @@ void Hosts::begin(const CudaCallState& state) {
   }
 }
 
-void Hosts::upload_counts(const CudaCallState& state, cudaStream_t stream) {
-  std::copy(state.counts_RE.begin(), state.counts_RE.end(), uploaded_.get()->counts_RE);
-  check(cudaMemcpyAsync(
-            view_.plan_layout.counts_RE.in(state.plan.data()), uploaded_.get()->counts_RE,
-            state.counts_RE.size() * sizeof(state.counts_RE[0]), cudaMemcpyHostToDevice, stream),
-        "everybody's counts");
+const std::int32_t* Hosts::pinned_counts_RE() {
+  std::copy(state_->counts_RE.begin(), state_->counts_RE.end(), all_counts_.get()->counts_RE);
+  return all_counts_.get()->counts_RE;
 }
 
 Hosts::Rows Hosts::rows(const void* base, const std::int32_t* numbers, std::int64_t row_bytes,

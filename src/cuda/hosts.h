@@ -77,7 +77,8 @@ class Hosts {
 
   /// From here on state is of an agreed call, of which everybody's counts are known.
   void begin(const CudaCallState& state);
-  void upload_counts(const CudaCallState& state, cudaStream_t stream);
+  /// Everybody's counts where the device reads them.
+  [[nodiscard]] const std::int32_t* pinned_counts_RE();
   /// Ids, and weights in a backward call, to the peers and from them; then the pull lists of all
   /// for which this rank stands.
   void exchange_routing(gpu::CallKind kind, std::byte* plan, cudaStream_t stream);
@@ -164,7 +165,7 @@ class Hosts {
   struct AllCounts {
     std::int32_t counts_RE[kMaxRanks * kMaxExperts];
   };
-  PinnedValue<AllCounts> uploaded_;
+  PinnedValue<AllCounts> all_counts_;
   const CudaCallState* state_ = nullptr;
   std::vector<Cargo> outgoing_D_;
   std::vector<Cargo> incoming_D_;

@@ -57,6 +57,11 @@ int& mutable_default_num_hosts() {
   return num_hosts;
 }
 
+CudaOptions& mutable_default_cuda_options() {
+  static CudaOptions options;
+  return options;
+}
+
 /// Rows of `values`, whose rows have `width` elements, as a [num_rows, width] view.
 template <class T>
 ConstTensorView row_range(const std::vector<T>& values, std::int64_t first_row,
@@ -69,6 +74,10 @@ ConstTensorView row_range(const std::vector<T>& values, std::int64_t first_row,
 Backend default_backend() { return mutable_default_backend(); }
 void set_default_backend(Backend backend) { mutable_default_backend() = backend; }
 void set_default_num_hosts(int num_hosts) { mutable_default_num_hosts() = num_hosts; }
+const CudaOptions& default_cuda_options() { return mutable_default_cuda_options(); }
+void set_default_cuda_options(const CudaOptions& options) {
+  mutable_default_cuda_options() = options;
+}
 
 Topology topology_of(const ProblemSpec& spec, const RunOptions& options) {
   const int num_ranks = spec.num_ranks();

@@ -46,6 +46,9 @@ Backend default_backend();
 void set_default_backend(Backend backend);
 /// The same for the number of hosts of problems whose ranks divide among them; others run on one.
 void set_default_num_hosts(int num_hosts);
+/// The same for how the CUDA backend runs over several hosts.
+const CudaOptions& default_cuda_options();
+void set_default_cuda_options(const CudaOptions& options);
 
 struct RunOptions {
   Backend backend = default_backend();
@@ -54,7 +57,7 @@ struct RunOptions {
   WeightGradientMode weight_gradient_mode = WeightGradientMode::store_bf16;
   int num_hosts = 0;              ///< stand-ins on this machine; 0: as set_default_num_hosts()
   Communicator* group = nullptr;  ///< that this process is a rank of; null: ranks are threads
-  CudaOptions cuda = {};          ///< of calls over several hosts
+  CudaOptions cuda = default_cuda_options();
   int num_threads = 1;            ///< a rank
   double deadline_s = 60.0;       ///< of entry and inner waits
   float initial_gradient = 0.0F;  ///< what main_grad holds before accumulate_fp32

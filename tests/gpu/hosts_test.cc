@@ -28,7 +28,7 @@ namespace {
 
 constexpr Layout kLayouts[] = {{2, 1}, {2, 2}, {2, 4}, {4, 2}};
 
-/// How a case is run beside the groups that are the default.
+/// With three groups, one, and as many as there can be.
 std::vector<RunOptions> ways_of(const RunOptions& options) {
   std::vector<RunOptions> ways(3, options);
   ways[1].overlap = Overlap::off;
@@ -39,7 +39,7 @@ std::vector<RunOptions> ways_of(const RunOptions& options) {
 std::string way_text(const RunOptions& options) {
   return options.overlap == Overlap::off
              ? "one group"
-             : "at most " + std::to_string(options.cuda.network_groups) + " groups (0: default)";
+             : "at most " + std::to_string(options.cuda.network_groups) + " groups";
 }
 
 class StandInHosts : public testing::TestWithParam<Layout> {};

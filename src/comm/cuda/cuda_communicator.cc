@@ -201,6 +201,7 @@ struct Place {
   LocalOutcome outcome;
   std::int64_t process = 0;
   std::array<char, 16> device_uuid{};
+  std::int32_t device = 0;  ///< as its process numbers it
   CudaOptions options;
 };
 
@@ -281,21 +282,21 @@ HostsAre hosts_are(const std::vector<Place>& places, const Topology& topology) {
   return HostsAre::processes;
 }
 
-constexpr CudaOptions kDefaultOptions{.network_groups = 4, .network_ctas = 8};
+constexpr int kDefaultNetworkCtas = 8;
 constexpr CudaOptions kMostOptions{.network_groups = kMaxNetworkGroups, .network_ctas = 64};
 
 /// Throws Error naming the member that is wrong; fills in defaults.
 CudaOptions resolved(CudaOptions options) {
-  const auto resolve = [&](int CudaOptions::*member, const char* name) {
+  const auto require = [&](int CudaOptions::*member, const char* name) {
     if (options.*member < 0 || options.*member > kMostOptions.*member) {
       throw Error(ErrorCode::invalid_argument,
                   std::string(name) + " is " + std::to_string(options.*member) +
                       ", must be from 0 to " + std::to_string(kMostOptions.*member));
     }
-    if (options.*member == 0) options.*member = kDefaultOptions.*member;
   };
-  resolve(&CudaOptions::network_groups, "network_groups");
-  resolve(&CudaOptions::network_ctas, "network_ctas");
+  require(&CudaOptions::network_groups, "network_groups");
+  require(&CudaOptions::network_ctas, "network_ctas");
+  if (options.network_ctas == 0) options.network_ctas = kDefaultNetworkCtas;
   return options;
 }
 
@@ -325,6 +326,7 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
           calls_ = std::make_shared<cuda::RankCalls>(device);
         },
         device);
+    mine.device = device;
     mine.options = resolved_options;
     num_groups_ = resolved_options.network_groups;
     std::vector<Place> places(group.size());
@@ -362,8 +364,9 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
                   resolved_options.network_ctas, calls_->stop.get(), kConstructionDeadlineS);
             }),
             kWhat, kConstructionDeadlineS);
+      bytes_per_s_ = slowest_link();
     } else if (has_hosts) {
-      join_threads(topology);
+      join_threads(topology, places);
     }
   }
 
@@ -391,7 +394,9 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
   void throw_if_peer_left() const override { group_.throw_if_peer_left(); }
   [[nodiscard]] Topology topology() const override { return group_.topology(); }
   [[nodiscard]] std::shared_ptr<cuda::RankCalls> calls() const override { return calls_; }
-  [[nodiscard]] cuda::HostConnection hosts() const override { return {link_.get(), num_groups_}; }
+  [[nodiscard]] cuda::HostConnection hosts() const override {
+    return {link_.get(), num_groups_, bytes_per_s_};
+  }
   void abort(const std::string& reason) noexcept override {
     if (nccl_group_ != nullptr) nccl_group_->fail();
     if (link_ != nullptr) link_->fail(Error(ErrorCode::peer_failed, reason));
@@ -438,8 +443,15 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
     return records;
   }
 
+  double slowest_link() {
+    const double mine = link_->bytes_per_s();
+    std::vector<double> all(group_.size());
+    group_.all_gather(&mine, all.data(), sizeof mine, kWhat, kConstructionDeadlineS);
+    return *std::min_element(all.begin(), all.end());
+  }
+
   /// The ranks of the first host make what those with their index share.
-  void join_threads(const Topology& topology) {
+  void join_threads(const Topology& topology, const std::vector<Place>& places) {
     std::shared_ptr<cuda::StandInNetwork> mine;
     if (topology.host_of(group_.rank()) == 0) {
       mine = std::make_shared<cuda::StandInNetwork>(topology.num_hosts());
@@ -450,15 +462,18 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
                       sizeof(address), kWhat, kConstructionDeadlineS);
     agree(group_, outcome_of([&] {
             const int first = topology.rank_of(0, topology.local_index_of(group_.rank()));
+            std::vector<int> devices_R;
+            for (const Place& place : places) devices_R.push_back(place.device);
             link_ = std::make_unique<cuda::StandInLink>(*addresses[first], topology, group_.rank(),
-                                                        calls_->stop.get());
+                                                        devices_R, calls_->stop.get());
           }),
           kWhat, kConstructionDeadlineS);  // after it `mine` has been copied by everybody
   }
 
   Communicator& group_;
   int device_;
-  int num_groups_ = 1;
+  int num_groups_ = 0;
+  double bytes_per_s_ = 0.0;
   std::shared_ptr<cuda::RankCalls> calls_;
   std::shared_ptr<NcclGroup> nccl_group_;  ///< null where all ranks of the host share a device
   std::unique_ptr<cuda::HostLink> link_;   ///< null on one host

@@ -40,12 +40,15 @@ class HostLink {
   virtual void fail(const Error& why) noexcept = 0;
   /// Multiprocessors that a transfer occupies while it runs; 0 where copy engines do it.
   [[nodiscard]] virtual int num_sms() const = 0;
+  /// Of large messages, each way, measured when the link was made; 0: unknown.
+  [[nodiscard]] virtual double bytes_per_s() const = 0;
 };
 
 /// A link and how calls use it.
 struct HostConnection {
   HostLink* link = nullptr;  ///< null on one host; valid as long as the communicator
-  int num_groups = 1;        ///< of experts, that a call is cut into at most
+  int num_groups = 0;        ///< of experts, that a call is cut into; 0: as the cost model says
+  double bytes_per_s = 0.0;  ///< of the slowest rank's link
 };
 
 }  // namespace megamoe::cuda

@@ -10,8 +10,9 @@ namespace megamoe::nccl {
 namespace {
 
 constexpr std::chrono::milliseconds kBetweenLooks{20};
-/// Bytes that are sent to every host at the construction, so that NCCL connects.
-constexpr std::int64_t kGreetingBytes = 4096;
+/// Bytes that are sent to every host at the construction, so that NCCL connects and the link is
+/// measured.
+constexpr std::int64_t kGreetingBytes = std::int64_t{4} << 20;
 /// For peers to end the communicator, too.
 constexpr double kGoodbyeS = 10.0;
 
@@ -136,20 +137,27 @@ void NcclLink::send_and_receive(std::span<const cuda::HostMessage> sends,
 /// The first message between two ranks allocates memory and loads code, which may wait for kernels
 /// that run: it must not be one of a call.
 void NcclLink::connect(double deadline_s) {
+  const auto num_hosts = static_cast<std::int64_t>(other_hosts().size());
+  const cuda::DeviceMemory memory(device_, 2 * num_hosts * kGreetingBytes, "greetings of hosts");
+  greet(memory, 1, deadline_s);
+  greet(memory, kGreetingBytes, deadline_s);
+  const double seconds = greet(memory, kGreetingBytes, deadline_s);
+  bytes_per_s_ = static_cast<double>(num_hosts * kGreetingBytes) / seconds;
+}
+
+double NcclLink::greet(const cuda::DeviceMemory& memory, std::int64_t bytes, double deadline_s) {
   const std::vector<int> hosts = other_hosts();
   const auto num_hosts = static_cast<std::int64_t>(hosts.size());
-  const cuda::DeviceMemory memory(device_, 2 * num_hosts * kGreetingBytes, "greetings of hosts");
   std::vector<cuda::HostMessage> sends;
   std::vector<cuda::HostMessage> receives;
   for (const int host : hosts) {
     const auto place = static_cast<std::int64_t>(sends.size());
-    sends.push_back({host, memory.data() + place * kGreetingBytes, kGreetingBytes});
-    receives.push_back(
-        {host, memory.data() + (num_hosts + place) * kGreetingBytes, kGreetingBytes});
+    sends.push_back({host, memory.data() + place * kGreetingBytes, bytes});
+    receives.push_back({host, memory.data() + (num_hosts + place) * kGreetingBytes, bytes});
   }
   const cuda::OwnedStream stream;
-  send_and_receive(sends, receives, "the first message", deadline_s, stream.get());
   const Clock::time_point start = Clock::now();
+  send_and_receive(sends, receives, "the first message", deadline_s, stream.get());
   while (cudaStreamQuery(stream.get()) == cudaErrorNotReady) {
     settle("the first message", deadline_s);
     if (Clock::now() - start > std::chrono::duration<double>(deadline_s)) {
@@ -158,9 +166,10 @@ void NcclLink::connect(double deadline_s) {
                     " s for the first message of " + peers_on(hosts) + " by network"));
     }
     throw_if_over();
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
   cuda::check(cudaStreamSynchronize(stream.get()), "the first message between hosts");
+  return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 NcclLink::Transfer NcclLink::take_transfer() {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "comm/cuda/host_link.h"
+#include "cuda/runtime.h"
 #include "megamoe/topology.h"
 
 namespace megamoe::nccl {
@@ -35,6 +36,7 @@ class NcclLink final : public cuda::HostLink {
   std::optional<Error> failure() override;
   void fail(const Error& why) noexcept override;
   [[nodiscard]] int num_sms() const override { return max_ctas_; }
+  [[nodiscard]] double bytes_per_s() const override { return bytes_per_s_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -54,7 +56,10 @@ class NcclLink final : public cuda::HostLink {
                         double deadline_s, cudaStream_t stream);
   /// Waits until NCCL has done on the host what it was asked for.
   void settle(const char* what, double deadline_s);
+  /// Connects to all hosts and measures the link.
   void connect(double deadline_s);
+  /// Sends `bytes` to every host, which does the same, and waits; returns the seconds.
+  double greet(const cuda::DeviceMemory& memory, std::int64_t bytes, double deadline_s);
   Transfer take_transfer();
   void look();
   void end(const Error& why) noexcept;
@@ -69,6 +74,7 @@ class NcclLink final : public cuda::HostLink {
   int rank_;
   int device_ = 0;
   int max_ctas_;
+  double bytes_per_s_ = 0.0;
   std::uint32_t* stop_;
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -7,17 +7,47 @@
 
 #include "base/longest_wait.h"
 #include "cuda/runtime.h"
+#include "kernels/hosts/hosts.h"
 
 namespace megamoe::cuda {
+namespace {
+
+/// By a kernel: copy engines take the copies of all streams of a process in one order, also those
+/// that still wait, which here wait for each other.
+void copy(const std::byte* from, std::byte* to, std::int64_t bytes, cudaStream_t stream) {
+  constexpr std::int64_t kRowBytes = 4096;
+  const std::int64_t num_rows = bytes / kRowBytes;
+  const std::int64_t begin = num_rows * kRowBytes;
+  gpu::copy_rows({from, nullptr, to, nullptr, kRowBytes, num_rows}, stream);
+  const std::int64_t rest = bytes - begin;
+  gpu::copy_rows({from + begin, nullptr, to + begin, nullptr, rest, rest > 0 ? 1 : 0}, stream);
+}
+
+void reach(int device) {
+  int own = 0;
+  check(cudaGetDevice(&own), "cudaGetDevice");
+  if (own == device) return;
+  const cudaError_t status = cudaDeviceEnablePeerAccess(device, 0);
+  cudaGetLastError();
+  if (status == cudaSuccess || status == cudaErrorPeerAccessAlreadyEnabled) return;
+  throw Error(ErrorCode::unsupported, "device " + std::to_string(own) +
+                                          " cannot load from device " + std::to_string(device) +
+                                          ", as stand-in hosts of one process must");
+}
+
+}  // namespace
 
 StandInLink::StandInLink(std::shared_ptr<StandInNetwork> network, const Topology& topology,
-                         int rank, std::uint32_t* stop)
+                         int rank, std::span<const int> devices_R, std::uint32_t* stop)
     : network_(std::move(network)),
       topology_(topology),
       rank_(rank),
       own_host_(topology.host_of(rank)),
       stop_(stop),
       events_S_(topology.num_hosts()) {
+  for (int host = 0; host < topology.num_hosts(); ++host) {
+    reach(devices_R[topology.rank_of(host, topology.local_index_of(rank))]);
+  }
   for (Events& events : events_S_) {
     for (auto* pair : {&events.is_written, &events.is_copied}) {
       for (cudaEvent_t& event : *pair) {
@@ -84,8 +114,7 @@ void StandInLink::exchange(std::span<const HostMessage> sends,
     Events& events = events_S_[message.host];
     cudaEvent_t event = events.is_copied[events.num_received++ % 2];
     check(cudaStreamWaitEvent(stream, letter.is_written, 0), "cudaStreamWaitEvent");
-    check(cudaMemcpyAsync(message.data, letter.data, message.bytes, cudaMemcpyDefault, stream),
-          what);
+    copy(letter.data, message.data, message.bytes, stream);
     check(cudaEventRecord(event, stream), "cudaEventRecord");
     from.copies.push_back(event);
   }

@@ -41,9 +41,10 @@ class StandInNetwork {
 
 class StandInLink final : public HostLink {
  public:
-  /// On the current device. `stop` is set where this rank's link fails.
+  /// On the current device; `devices_R` are all ranks'. `stop` is set where this rank's link fails.
+  /// Throws Error(unsupported) where it cannot load from a peer's device.
   StandInLink(std::shared_ptr<StandInNetwork> network, const Topology& topology, int rank,
-              std::uint32_t* stop);
+              std::span<const int> devices_R, std::uint32_t* stop);
   /// After the calls that use it are done.
   ~StandInLink() override;
 
@@ -53,6 +54,7 @@ class StandInLink final : public HostLink {
   std::optional<Error> failure() override;
   void fail(const Error& why) noexcept override;
   [[nodiscard]] int num_sms() const override { return 0; }
+  [[nodiscard]] double bytes_per_s() const override { return 0.0; }
 
  private:
   /// Of messages with one host. A host is at most one message ahead of another.

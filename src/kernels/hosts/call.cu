@@ -35,8 +35,9 @@ __global__ __launch_bounds__(kMaxExperts) void publish_kernel(const __grid_const
   control.first_bad_slot = device::kNoBadSlot;
 }
 
+/// counts_RE is null in a backward call.
 __global__ __launch_bounds__(kLayoutThreads) void enter_agreed_kernel(
-    const __grid_constant__ RankView view, std::byte* plan, const CallKind kind,
+    const __grid_constant__ RankView view, std::byte* plan, const std::int32_t* counts_RE,
     const std::int32_t num_blocks) {
   __shared__ LayoutShared shared;
   CallControl& control = *view.control();
@@ -45,7 +46,7 @@ __global__ __launch_bounds__(kLayoutThreads) void enter_agreed_kernel(
   if (threadIdx.x == 0) {
     control.epoch += 1;
     control.call_failed = failed ? 1 : 0;
-    if (kind == CallKind::forward) {
+    if (counts_RE != nullptr) {
       *view.plan_layout.forward_epoch.in(plan) = failed ? 0 : control.epoch;
     }
   }
@@ -53,8 +54,10 @@ __global__ __launch_bounds__(kLayoutThreads) void enter_agreed_kernel(
     write_no_rows(view, plan);
     return;
   }
+  std::int32_t* kept_RE = view.plan_layout.counts_RE.in(plan);
   const std::int32_t own_total = scan_own_column(view, num_blocks);
-  const ExpertRows rows = gather_rows(view, view.plan_layout.counts_RE.in(plan), nullptr);
+  const ExpertRows rows = counts_RE != nullptr ? gather_rows(view, counts_RE, kept_RE)
+                                               : gather_rows(view, kept_RE, nullptr);
   scan_columns(shared, rows, own_total);
   write_source_layout(view, shared, rows);
   write_expert_layout(view, plan, shared, rows);
@@ -207,9 +210,9 @@ void publish_counts(const RankView& view, std::byte* plan, std::int64_t num_toke
   check_launch("publish_counts");
 }
 
-void enter_agreed_call(const RankView& view, std::byte* plan, CallKind kind,
+void enter_agreed_call(const RankView& view, std::byte* plan, const std::int32_t* counts_RE,
                        std::int64_t num_tokens, cudaStream_t stream) {
-  enter_agreed_kernel<<<1, kLayoutThreads, 0, stream>>>(view, plan, kind,
+  enter_agreed_kernel<<<1, kLayoutThreads, 0, stream>>>(view, plan, counts_RE,
                                                         num_blocks_of(view, num_tokens));
   check_launch("enter_agreed_call");
 }

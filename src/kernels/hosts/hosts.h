@@ -47,9 +47,10 @@ struct CallCounts {
 void publish_counts(const RankView& view, std::byte* plan, std::int64_t num_tokens,
                     CallCounts* counts, cudaStream_t stream);
 
-/// Advances the epoch and lays out rows and this rank's pull lists from everybody's counts, which
-/// lie in the plan. write_pull_lists() follows.
-void enter_agreed_call(const RankView& view, std::byte* plan, CallKind kind,
+/// Advances the epoch and lays out rows and this rank's pull lists from everybody's counts: those
+/// of a forward call lie in pinned memory and are kept in the plan, for publish_for_source() and
+/// the backward call, which takes null. write_pull_lists() follows.
+void enter_agreed_call(const RankView& view, std::byte* plan, const std::int32_t* counts_RE,
                        std::int64_t num_tokens, cudaStream_t stream);
 
 /// The pull lists of a rank of another host, as it would have made them, where this rank stands for
