@@ -78,8 +78,8 @@ std::optional<Error> CudaBackend::wait_for(cudaStream_t stream) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kBusy{2};
   constexpr std::chrono::milliseconds kBetweenLooks{50};
-  // A peer on another host may leave when it has sent all that is still on its way.
-  const std::chrono::milliseconds grace(hosts_ == nullptr ? 0 : 2000);
+  // A peer may leave when it has sent everything; what it sent, and what others do, may take a while.
+  constexpr std::chrono::milliseconds kGrace{2000};
   std::optional<Error> departure;
   bool has_stopped = false;
   const Clock::time_point start = Clock::now();
@@ -100,8 +100,8 @@ std::optional<Error> CudaBackend::wait_for(cudaStream_t stream) {
         continue;
       } catch (const Error& error) {
         departure = error;
-        next_look = now + grace;
-        if (hosts_ != nullptr) continue;
+        next_look = now + kGrace;
+        continue;
       }
     }
     has_stopped = true;
