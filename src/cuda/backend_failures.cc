@@ -78,7 +78,8 @@ std::optional<Error> CudaBackend::wait_for(cudaStream_t stream) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kBusy{2};
   constexpr std::chrono::milliseconds kBetweenLooks{50};
-  // A peer may leave when it has sent everything; what it sent, and what others do, may take a while.
+  // A peer may leave when it has sent everything; what it sent, and what others do, may take a
+  // while.
   constexpr std::chrono::milliseconds kGrace{2000};
   std::optional<Error> departure;
   bool has_stopped = false;

@@ -73,6 +73,7 @@ ConstTensorView row_range(const std::vector<T>& values, std::int64_t first_row,
 
 Backend default_backend() { return mutable_default_backend(); }
 void set_default_backend(Backend backend) { mutable_default_backend() = backend; }
+int default_num_hosts() { return mutable_default_num_hosts(); }
 void set_default_num_hosts(int num_hosts) { mutable_default_num_hosts() = num_hosts; }
 const CudaOptions& default_cuda_options() { return mutable_default_cuda_options(); }
 void set_default_cuda_options(const CudaOptions& options) {

@@ -45,6 +45,7 @@ struct RawTensor {
 Backend default_backend();
 void set_default_backend(Backend backend);
 /// The same for the number of hosts of problems whose ranks divide among them; others run on one.
+int default_num_hosts();
 void set_default_num_hosts(int num_hosts);
 /// The same for how the CUDA backend runs over several hosts.
 const CudaOptions& default_cuda_options();
