@@ -1,12 +1,7 @@
 // Ranks on CUDA devices: a host group for meeting and agreeing, memory that the peers of a host
 // load and store, and what joins hosts.
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <exception>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,10 +9,9 @@
 #include "comm/cuda/lsa_pointers.h"
 #include "comm/cuda/nccl_library.h"
 #include "comm/cuda/nccl_link.h"
+#include "comm/cuda/places.h"
 #include "comm/cuda/stand_in_link.h"
-#include "comm/gpu_hosts_layout.h"
 #include "comm/hardware_queues.h"
-#include "cuda/device_check.h"
 #include "cuda/runtime.h"
 #include "cuda/stream_order.h"
 #include "layer/agreement.h"
@@ -26,8 +20,11 @@
 namespace megamoe {
 namespace {
 
+using cuda::Arrangement;
 using cuda::CurrentDevice;
 using cuda::DeviceMemory;
+using cuda::HostsAre;
+using cuda::Place;
 
 constexpr double kConstructionDeadlineS = 600.0;
 
@@ -196,151 +193,30 @@ class SharedDeviceHeap final : public SymmetricHeap {
   std::vector<std::shared_ptr<DeviceMemory>> memory_R_;
 };
 
-/// Where a rank runs.
-struct Place {
-  LocalOutcome outcome;
-  std::int64_t process = 0;
-  std::array<char, 16> device_uuid{};
-  std::int32_t device = 0;  ///< as its process numbers it
-  CudaOptions options;
-};
-
-/// `prepare` is what else may fail there.
-template <class Prepare>
-Place place_of(const Prepare& prepare, int device) {
-  Place place;
-  place.process = getpid();
-  place.outcome = outcome_of([&] {
-    const cudaDeviceProp properties = cuda::require_device(device);
-    std::memcpy(place.device_uuid.data(), properties.uuid.bytes, place.device_uuid.size());
-    prepare();
-  });
-  return place;
-}
-
-enum class Arrangement { one_device, device_each };
-
-/// Of the ranks of one host, from `first` on.
-Arrangement arrangement_of(const std::vector<Place>& places, int first_rank, int num_ranks) {
-  std::map<std::array<char, 16>, int> first_on_device;
-  int first = -1;
-  int second = -1;
-  bool one_process = true;
-  for (int rank = first_rank; rank < first_rank + num_ranks; ++rank) {
-    const auto [entry, is_new] = first_on_device.emplace(places[rank].device_uuid, rank);
-    if (!is_new && second < 0) {
-      first = entry->second;
-      second = rank;
-    }
-    one_process = one_process && places[rank].process == places[first_rank].process;
-  }
-  if (first_on_device.size() == 1 && one_process) return Arrangement::one_device;
-  if (second < 0) return Arrangement::device_each;
-  throw Error(ErrorCode::unsupported,
-              "ranks " + std::to_string(first) + " and " + std::to_string(second) +
-                  " are on the same CUDA device; the ranks of a host have a device each, or all "
-                  "share one and are threads of one process");
-}
-
-/// The same on every rank, as are the errors.
-std::vector<Arrangement> arrangements_of(const std::vector<Place>& places,
-                                         const Topology& topology) {
-  std::vector<Arrangement> arrangements;
-  for (int host = 0; host < topology.num_hosts(); ++host) {
-    arrangements.push_back(
-        arrangement_of(places, topology.rank_of(host, 0), topology.ranks_per_host()));
-  }
-  return arrangements;
-}
-
-/// Ranks of this rank's process on its device.
-int ranks_beside(const std::vector<Place>& places, int rank) {
-  const auto is_beside = [&](const Place& place) {
-    return place.process == places[rank].process && place.device_uuid == places[rank].device_uuid;
-  };
-  return static_cast<int>(std::count_if(places.begin(), places.end(), is_beside));
-}
-
-enum class HostsAre { processes, threads };
-
-/// What joins the hosts, and whether it can: NCCL takes a device once. The same on every rank.
-HostsAre hosts_are(const std::vector<Place>& places, const Topology& topology) {
-  const bool one_process = std::all_of(places.begin(), places.end(), [&](const Place& place) {
-    return place.process == places[0].process;
-  });
-  if (one_process) return HostsAre::threads;
-  for (int rank = 0; rank < topology.num_ranks(); ++rank) {
-    for (int host = topology.host_of(rank) + 1; host < topology.num_hosts(); ++host) {
-      const int other = topology.rank_of(host, topology.local_index_of(rank));
-      if (places[other].device_uuid != places[rank].device_uuid) continue;
-      throw Error(ErrorCode::unsupported,
-                  "ranks " + std::to_string(rank) + " and " + std::to_string(other) +
-                      " are on the same CUDA device, as processes of different hosts; NCCL, which "
-                      "joins hosts, takes a device once");
-    }
-  }
-  return HostsAre::processes;
-}
-
-constexpr int kDefaultNetworkCtas = 8;
-constexpr CudaOptions kMostOptions{.network_groups = kMaxNetworkGroups, .network_ctas = 64};
-
-/// Throws Error naming the member that is wrong; fills in defaults.
-CudaOptions resolved(CudaOptions options) {
-  const auto require = [&](int CudaOptions::*member, const char* name) {
-    if (options.*member < 0 || options.*member > kMostOptions.*member) {
-      throw Error(ErrorCode::invalid_argument,
-                  std::string(name) + " is " + std::to_string(options.*member) +
-                      ", must be from 0 to " + std::to_string(kMostOptions.*member));
-    }
-  };
-  require(&CudaOptions::network_groups, "network_groups");
-  require(&CudaOptions::network_ctas, "network_ctas");
-  if (options.network_ctas == 0) options.network_ctas = kDefaultNetworkCtas;
-  return options;
-}
-
-void require_equal_options(const std::vector<Place>& places) {
-  const auto compare = [&](int CudaOptions::*member, const char* name) {
-    for (std::size_t rank = 1; rank < places.size(); ++rank) {
-      if (places[rank].options.*member == places[0].options.*member) continue;
-      throw Error(ErrorCode::config_mismatch,
-                  std::string("ranks differ in ") + name + ": rank 0 has " +
-                      std::to_string(places[0].options.*member) + ", rank " + std::to_string(rank) +
-                      " has " + std::to_string(places[rank].options.*member));
-    }
-  };
-  compare(&CudaOptions::network_groups, "network_groups");
-  compare(&CudaOptions::network_ctas, "network_ctas");
-}
-
 class CudaCommunicator final : public cuda::OrderedCommunicator {
  public:
   CudaCommunicator(Communicator& group, int device, const CudaOptions& options)
       : group_(group), device_(device) {
     CudaOptions resolved_options;
-    Place mine = place_of(
-        [&] {
-          resolved_options = resolved(options);
-          const CurrentDevice current(device);
-          calls_ = std::make_shared<cuda::RankCalls>(device);
-        },
-        device);
-    mine.device = device;
+    Place mine = cuda::place_of(device, [&] {
+      resolved_options = cuda::resolved(options);
+      const CurrentDevice current(device);
+      calls_ = std::make_shared<cuda::RankCalls>(device);
+    });
     mine.options = resolved_options;
     num_groups_ = resolved_options.network_groups;
     std::vector<Place> places(group.size());
     group.all_gather(&mine, places.data(), sizeof(mine), kWhat, kConstructionDeadlineS);
     for (int rank = 0; rank < size(); ++rank)
       throw_if_failed(places[rank].outcome, rank, group.rank());
-    require_equal_options(places);
-    require_hardware_queues(ranks_beside(places, group.rank()), device);
+    cuda::require_equal_options(places);
+    require_hardware_queues(cuda::ranks_beside(places, group.rank()), device);
     const Topology topology = group.topology();
-    const std::vector<Arrangement> arrangements = arrangements_of(places, topology);
+    const std::vector<Arrangement> arrangements = cuda::arrangements_of(places, topology);
     const bool any_window =
         std::count(arrangements.begin(), arrangements.end(), Arrangement::device_each) > 0;
     const bool has_hosts = topology.num_hosts() > 1;
-    const HostsAre hosts = has_hosts ? hosts_are(places, topology) : HostsAre::threads;
+    const HostsAre hosts = has_hosts ? cuda::hosts_are(places, topology) : HostsAre::threads;
     const bool has_nccl_link = has_hosts && hosts == HostsAre::processes;
 
     std::vector<IdRecord> records;
