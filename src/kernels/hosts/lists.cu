@@ -60,16 +60,17 @@ struct Prefix {
 };
 __device__ Prefix prefix_of(ListShared& shared, std::int32_t count) {
   const int lane = device::lane_idx();
+  const int warp_idx = device::warp_idx();  // by all lanes
   std::int32_t sum = count;
   for (int distance = 1; distance < device::kWarpSize; distance *= 2) {
     const std::int32_t other = __shfl_up_sync(0xffffffffU, sum, distance);
     if (lane >= distance) sum += other;
   }
-  if (lane == device::kWarpSize - 1) shared.warp_counts[device::warp_idx()] = sum;
+  if (lane == device::kWarpSize - 1) shared.warp_counts[warp_idx] = sum;
   __syncthreads();
   Prefix prefix{sum - count, 0};
   for (int warp = 0; warp < kWarps; ++warp) {
-    if (warp < device::warp_idx()) prefix.before += shared.warp_counts[warp];
+    if (warp < warp_idx) prefix.before += shared.warp_counts[warp];
     prefix.total += shared.warp_counts[warp];
   }
   __syncthreads();
