@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "megamoe/cuda.h"
+
 namespace megamoe::verify {
 namespace {
 
@@ -57,8 +59,8 @@ int& mutable_default_num_hosts() {
   return num_hosts;
 }
 
-CudaOptions& mutable_default_cuda_options() {
-  static CudaOptions options;
+std::optional<cuda::HostsOptions>& mutable_default_cuda_hosts() {
+  static std::optional<cuda::HostsOptions> options;
   return options;
 }
 
@@ -75,9 +77,11 @@ Backend default_backend() { return mutable_default_backend(); }
 void set_default_backend(Backend backend) { mutable_default_backend() = backend; }
 int default_num_hosts() { return mutable_default_num_hosts(); }
 void set_default_num_hosts(int num_hosts) { mutable_default_num_hosts() = num_hosts; }
-const CudaOptions& default_cuda_options() { return mutable_default_cuda_options(); }
-void set_default_cuda_options(const CudaOptions& options) {
-  mutable_default_cuda_options() = options;
+const std::optional<cuda::HostsOptions>& default_cuda_hosts() {
+  return mutable_default_cuda_hosts();
+}
+void set_default_cuda_hosts(const cuda::HostsOptions& options) {
+  mutable_default_cuda_hosts() = options;
 }
 
 Topology topology_of(const ProblemSpec& spec, const RunOptions& options) {
@@ -210,10 +214,11 @@ RankSession::RankSession(const Problem& problem, const RunOptions& options,
       layer_(layer_config(problem.spec, options), group_.get(), workspace_) {}
 
 BackendGroup::BackendGroup(Communicator& group, const RunOptions& options) : group_(group) {
-  if (options.backend == Backend::cuda) {
-    owned_ =
-        make_cuda_communicator(group, device_of(group.rank(), group.size(), options), options.cuda);
-  }
+  if (options.backend != Backend::cuda) return;
+  const int device = device_of(group.rank(), group.size(), options);
+  owned_ = options.cuda_hosts
+               ? cuda::make_communicator_over_hosts(group, device, *options.cuda_hosts)
+               : make_cuda_communicator(group, device);
 }
 
 RankData::RankData(const Problem& problem, const RunOptions& options, int rank)

@@ -6,11 +6,12 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "comm/cuda/over_hosts.h"
 #include "megamoe/communicator.h"
-#include "megamoe/cuda.h"
 #include "megamoe/layer.h"
 #include "megamoe/network.h"
 #include "verify/compare.h"
@@ -47,9 +48,9 @@ void set_default_backend(Backend backend);
 /// The same for the number of hosts of problems whose ranks divide among them; others run on one.
 int default_num_hosts();
 void set_default_num_hosts(int num_hosts);
-/// The same for how the CUDA backend runs over several hosts.
-const CudaOptions& default_cuda_options();
-void set_default_cuda_options(const CudaOptions& options);
+/// The same for how the CUDA backend runs over several hosts, which it refuses unless set.
+const std::optional<cuda::HostsOptions>& default_cuda_hosts();
+void set_default_cuda_hosts(const cuda::HostsOptions& options);
 
 struct RunOptions {
   Backend backend = default_backend();
@@ -58,7 +59,8 @@ struct RunOptions {
   WeightGradientMode weight_gradient_mode = WeightGradientMode::store_bf16;
   int num_hosts = 0;              ///< stand-ins on this machine; 0: as set_default_num_hosts()
   Communicator* group = nullptr;  ///< that this process is a rank of; null: ranks are threads
-  CudaOptions cuda = default_cuda_options();
+  /// How the CUDA backend runs over several hosts; absent: it refuses them.
+  std::optional<cuda::HostsOptions> cuda_hosts = default_cuda_hosts();
   int num_threads = 1;            ///< a rank
   double deadline_s = 60.0;       ///< of entry and inner waits
   float initial_gradient = 0.0F;  ///< what main_grad holds before accumulate_fp32

@@ -28,7 +28,7 @@ int main(int argc, char** argv) {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   megamoe::verify::set_default_backend(megamoe::Backend::cuda);
   megamoe::verify::set_default_num_hosts(2);
-  megamoe::verify::set_default_cuda_options({.network_groups = 3});
+  megamoe::verify::set_default_cuda_hosts({.network_groups = 3});
   testing::InitGoogleTest(&argc, argv);
   testing::UnitTest::GetInstance()->listeners().Append(new Watch);
   return RUN_ALL_TESTS();

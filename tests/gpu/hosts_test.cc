@@ -32,14 +32,14 @@ constexpr Layout kLayouts[] = {{2, 1}, {2, 2}, {2, 4}, {4, 2}};
 std::vector<RunOptions> ways_of(const RunOptions& options) {
   std::vector<RunOptions> ways(3, options);
   ways[1].overlap = Overlap::off;
-  ways[2].cuda.network_groups = 8;
+  ways[2].cuda_hosts->network_groups = 8;
   return ways;
 }
 
 std::string way_text(const RunOptions& options) {
   return options.overlap == Overlap::off
              ? "one group"
-             : "at most " + std::to_string(options.cuda.network_groups) + " groups";
+             : "at most " + std::to_string(options.cuda_hosts->network_groups) + " groups";
 }
 
 class StandInHosts : public testing::TestWithParam<Layout> {};
@@ -131,7 +131,8 @@ TEST(StandInHostsFailure, DifferentCallsAreRefusedAndTheGroupStaysUsable) {
 TEST(StandInHostsFailure, OptionsThatDifferAreRefused) {
   run_ranks(even_topology(2, 1), [](Communicator& threads) {
     expect_error(ErrorCode::config_mismatch, {"network_groups", "rank 1 has 3"}, [&] {
-      make_cuda_communicator(threads, 0, {.network_groups = threads.rank() == 1 ? 3 : 2});
+      cuda::make_communicator_over_hosts(threads, 0,
+                                         {.network_groups = threads.rank() == 1 ? 3 : 2});
     });
   });
 }

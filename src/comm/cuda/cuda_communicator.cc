@@ -9,6 +9,7 @@
 #include "comm/cuda/lsa_pointers.h"
 #include "comm/cuda/nccl_library.h"
 #include "comm/cuda/nccl_link.h"
+#include "comm/cuda/over_hosts.h"
 #include "comm/cuda/places.h"
 #include "comm/cuda/stand_in_link.h"
 #include "comm/hardware_queues.h"
@@ -195,9 +196,9 @@ class SharedDeviceHeap final : public SymmetricHeap {
 
 class CudaCommunicator final : public cuda::OrderedCommunicator {
  public:
-  CudaCommunicator(Communicator& group, int device, const CudaOptions& options)
+  CudaCommunicator(Communicator& group, int device, const cuda::HostsOptions& options)
       : group_(group), device_(device) {
-    CudaOptions resolved_options;
+    cuda::HostsOptions resolved_options;
     Place mine = cuda::place_of(device, [&] {
       resolved_options = cuda::resolved(options);
       const CurrentDevice current(device);
@@ -366,12 +367,17 @@ int num_cuda_devices() {
   return count;
 }
 
-std::unique_ptr<Communicator> make_cuda_communicator(Communicator& group, int device,
-                                                     const CudaOptions& options) {
+std::unique_ptr<Communicator> cuda::make_communicator_over_hosts(Communicator& group, int device,
+                                                                 const HostsOptions& options) {
   return std::make_unique<CudaCommunicator>(group, device, options);
 }
 std::unique_ptr<Communicator> make_cuda_communicator(Communicator& group, int device) {
-  return make_cuda_communicator(group, device, CudaOptions{});
+  if (group.network() != nullptr) {
+    throw Error(ErrorCode::unsupported, "backend cuda: ranks must be on one host; here are " +
+                                            group.topology().describe() +
+                                            " (the cpu backend takes that)");
+  }
+  return cuda::make_communicator_over_hosts(group, device, {});
 }
 
 }  // namespace megamoe
