@@ -23,7 +23,6 @@
 #include "bench/cuda_rank_tensors.h"
 #include "bench/routing.h"
 #include "bench/samples.h"
-#include "comm/cuda/over_hosts.h"
 #include "comm/network/socket.h"
 #include "common/launch.h"
 #include "cuda/stream_order.h"
@@ -32,6 +31,7 @@
 #include "megamoe/cuda.h"
 #include "megamoe/megamoe.h"
 #include "megamoe/network.h"
+#include "verify/device_copies.h"
 
 namespace megamoe::bench {
 namespace {
@@ -194,7 +194,8 @@ LayerTimes time_layer(const Options& options, Communicator& group, int device, O
   memory.network_stages.switch_on();
   const auto take = [&] {
     layer.check({stream.get()});
-    return Pass{memory.stages.take(), memory.network_stages.take()};
+    const Stages network = memory.network_stages.take_beside(memory.stages);
+    return Pass{memory.stages.take(), network};
   };
   LayerTimes times;
   std::vector<Spans> forward;
@@ -264,8 +265,7 @@ void write_trace(const std::string& path, const Pass& pass) {
 }
 
 void run_rank(const Options& options, Communicator& hosts) {
-  const int device =
-      hosts.topology().local_index_of(hosts.rank()) % std::max(1, num_cuda_devices());
+  const int device = verify::cuda_device_of(hosts.topology(), hosts.rank());
   const cuda::CurrentDevice current(device);
   const bool speaks = hosts.rank() == 0;
   Json records = Json::array();
@@ -281,8 +281,8 @@ void run_rank(const Options& options, Communicator& hosts) {
     for (int i = -1; i < static_cast<int>(options.groups.size()); ++i) {
       const Overlap overlap = i < 0 ? Overlap::off : Overlap::on;
       const int groups = i < 0 ? 1 : options.groups[i];
-      const auto group = cuda::make_communicator_over_hosts(
-          hosts, device, {.network_groups = groups, .network_ctas = ctas});
+      const auto group =
+          make_cuda_communicator(hosts, device, {.network_groups = groups, .network_ctas = ctas});
       if (i < 0) {
         auto& link = *dynamic_cast<cuda::OrderedCommunicator&>(*group).hosts().link;
         for (auto& record : time_messages(*group, link, device, ctas)) records.push_back(record);
