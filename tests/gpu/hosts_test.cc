@@ -323,11 +323,16 @@ constexpr TwoHosts kTwoOnADevice{"TwoOnADevice", 2, {"0", "1"}};
 /// on different ones, for NCCL takes a device once.
 constexpr TwoHosts kTwoOnTwoDevices{"TwoOnTwoDevices", 2, {"0,1", "1,0"}};
 
+/// Rank 0 listens there, so nobody does any more.
+std::string free_address() {
+  const network::Socket socket = network::listen_on({"127.0.0.1", 0});
+  return "127.0.0.1:" + std::to_string(network::port_of(socket));
+}
+
 class HostProcesses {
  public:
   HostProcesses(const char* test, const TwoHosts& hosts) {
-    const network::Socket socket = network::listen_on({"127.0.0.1", 0});
-    set("MEGAMOE_TEST_RENDEZVOUS", "127.0.0.1:" + std::to_string(network::port_of(socket)));
+    set("MEGAMOE_TEST_RENDEZVOUS", free_address());
     set("MEGAMOE_TEST_RANKS_PER_HOST", std::to_string(hosts.ranks_per_host));
     set("NCCL_SOCKET_IFNAME", "lo");
     set("NCCL_NET", "Socket");
