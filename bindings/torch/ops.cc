@@ -362,7 +362,8 @@ STABLE_TORCH_LIBRARY(megamoe, library) {
       ") -> (Tensor dx, Tensor dweights)");
   library.def("all_reduce_sum(Tensor values, str group) -> Tensor");
   library.def(
-      "make_group(str name, str shared_name, str rendezvous, str host_name, int rank, int num_ranks, "
+      "make_group(str name, str shared_name, str rendezvous, str host_name, int rank, int "
+      "num_ranks, "
       "float entry_deadline_s, "
       "float inner_deadline_s) -> ()");
   library.def("reserve(str name, int max_tokens) -> ()");
