@@ -100,7 +100,7 @@ std::vector<std::shared_ptr<BuiltLayer>> LayerCache::layers() const {
 }
 
 std::shared_ptr<Workspace> LayerCache::workspace_for(const LayerConfig& config) {
-  const WorkspaceBytes need = workspace_bytes(config, communicator_->size());
+  const WorkspaceBytes need = workspace_bytes(config, communicator_->topology());
   for (const auto& workspace : workspaces_) {
     if (fits(need, workspace->bytes())) return workspace;
   }

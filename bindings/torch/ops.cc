@@ -282,11 +282,19 @@ Tensor all_reduce_sum(const Tensor& values, std::string group_name) {
   return sum;
 }
 
-void make_group(std::string name, std::string shared_name, std::int64_t rank,
-                std::int64_t num_ranks, double entry_deadline_s, double inner_deadline_s) {
+/// Ranks of several hosts meet at `rendezvous`, which is empty where all are on one.
+void make_group(std::string name, std::string shared_name, std::string rendezvous,
+                std::string host_name, std::int64_t rank, std::int64_t num_ranks,
+                double entry_deadline_s, double inner_deadline_s) {
   std::shared_ptr<Communicator> communicator;
   if (num_ranks == 1) {
     communicator = std::move(make_thread_communicators(1).front());
+  } else if (!rendezvous.empty()) {
+    communicator = make_network_communicator({.rank = static_cast<int>(rank),
+                                              .num_ranks = static_cast<int>(num_ranks),
+                                              .rendezvous = rendezvous,
+                                              .host_name = host_name},
+                                             entry_deadline_s);
   } else {
     communicator = make_process_communicator(shared_name, static_cast<int>(rank),
                                              static_cast<int>(num_ranks), entry_deadline_s);
@@ -354,7 +362,9 @@ STABLE_TORCH_LIBRARY(megamoe, library) {
       ") -> (Tensor dx, Tensor dweights)");
   library.def("all_reduce_sum(Tensor values, str group) -> Tensor");
   library.def(
-      "make_group(str name, str shared_name, int rank, int num_ranks, float entry_deadline_s, "
+      "make_group(str name, str shared_name, str rendezvous, str host_name, int rank, int "
+      "num_ranks, "
+      "float entry_deadline_s, "
       "float inner_deadline_s) -> ()");
   library.def("reserve(str name, int max_tokens) -> ()");
   library.def("check(str name) -> ()");

@@ -1,5 +1,7 @@
 """Expert-parallel groups: from a torch.distributed group to the library's communicator."""
 
+import os
+import pathlib
 import socket
 import uuid
 import weakref
@@ -41,7 +43,12 @@ def rank_and_size(group: dist.ProcessGroup | None = None) -> tuple[int, int]:
 
 
 def init(
-    group: dist.ProcessGroup | None = None, *, entry_deadline_s: float = 600.0, inner_deadline_s: float = 60.0
+    group: dist.ProcessGroup | None = None,
+    *,
+    entry_deadline_s: float = 600.0,
+    inner_deadline_s: float = 60.0,
+    host: str | None = None,
+    rendezvous: str | None = None,
 ) -> None:
     """Connects the ranks of a torch.distributed group; collective over the group.
 
@@ -49,36 +56,60 @@ def init(
 
     Args:
         group: a torch.distributed process group, sub-groups too; None is the default group, or a single rank
-            where torch.distributed is not initialised. Its ranks are processes of one host; on CUDA tensors with a
-            device each, which calls on the group use from then on. The backend of the torch group does not matter
-            (gloo, NCCL); NCCL's needs torch.cuda.set_device first.
+            where torch.distributed is not initialised. Its ranks are processes of one host or of several (equally
+            many on each, numbered host by host; on CUDA tensors of one host, with a device each, which calls on the
+            group use from then on). The backend of the torch group does not matter (gloo, NCCL); NCCL's needs
+            torch.cuda.set_device first.
         entry_deadline_s: how long a call waits for its peers to make it too, in seconds.
         inner_deadline_s: how long it waits for them after that, in seconds.
+        host: ranks that give the same share memory (/dev/shm). None: the machine. Containers that do not share it
+            need different ones.
+        rendezvous: "ADDRESS:PORT" where rank 0 of a group on several hosts listens while the group forms. None:
+            MASTER_ADDR, where rank 0 is the first of all processes, else the name of its machine, and a free port.
 
     Raises:
-        RuntimeError: ranks on several hosts, or a rank that does not come.
+        RuntimeError: a rank that does not come; hosts with different numbers of ranks, or that are not in order.
     """
     torch_group = _resolve(group)
     if torch_group is ALONE:
-        name, shared_name, rank, size = _ONE_RANK, "", 0, 1
+        name, meeting, rank, size = _ONE_RANK, ("", "", ""), 0, 1
     else:
         name = torch_group.group_name
         rank, size = dist.get_rank(torch_group), dist.get_world_size(torch_group)
-        shared_name = _agree_on_name(torch_group, size)
-    torch.ops.megamoe.make_group(name, shared_name, rank, size, entry_deadline_s, inner_deadline_s)
+        meeting = _agree_on_meeting(torch_group, host or _machine(), rendezvous)
+    torch.ops.megamoe.make_group(name, *meeting, rank, size, entry_deadline_s, inner_deadline_s)
     _connected[name] = weakref.ref(torch_group)
 
 
-def _agree_on_name(torch_group, size: int) -> str:
+def _machine() -> str:
+    """Its name, and its boot id where it has one: names alone may be equal."""
+    try:
+        return f"{socket.gethostname()} {pathlib.Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _agree_on_meeting(torch_group, host: str, rendezvous: str | None) -> tuple[str, str, str]:
+    """How ranks find each other: a name in shared memory on one host; on several a rendezvous, and this rank's host."""
+    size = dist.get_world_size(torch_group)
     if size == 1:
-        return ""
-    mine = (socket.gethostname(), f"megamoe-{uuid.uuid4().hex}")
+        return "", "", ""
+    mine = (host, f"megamoe-{uuid.uuid4().hex}", rendezvous or _own_rendezvous(torch_group))
     everyone = [None] * size
     dist.all_gather_object(everyone, mine, group=torch_group)
-    hosts = sorted({host for host, _ in everyone})
-    if len(hosts) > 1:
-        raise RuntimeError(f"the ranks of an expert-parallel group must be on one host; they are on {', '.join(hosts)}")
-    return everyone[0][1]
+    if len({host for host, _, _ in everyone}) == 1:
+        return everyone[0][1], "", ""
+    return "", everyone[0][2], host
+
+
+def _own_rendezvous(torch_group) -> str:
+    """Where this rank can be reached, if it is the group's first."""
+    if dist.get_rank(torch_group) != 0:
+        return ""
+    is_first_of_all = dist.get_global_rank(torch_group, 0) == 0
+    address = os.environ.get("MASTER_ADDR") if is_first_of_all else None
+    with socket.create_server(("", 0)) as free:
+        return f"{address or socket.gethostname()}:{free.getsockname()[1]}"
 
 
 def check(group: dist.ProcessGroup | None = None) -> None:
