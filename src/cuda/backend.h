@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "cuda/call_state.h"
+#include "cuda/hosts.h"
 #include "cuda/workspace.h"
 #include "device/tensor_map_cache.h"
 #include "kernels/exchange/exchange.h"
@@ -63,6 +64,38 @@ class CudaBackend final : public LayerBackend {
   void enqueue_backward(const CudaCallState& state, const BackwardInput& input,
                         const BackwardOutput& output, cudaStream_t stream);
 
+  // Where the group spans several hosts (backend_hosts.cc): ranks agree about a call on the host.
+  void forward_over_hosts(std::unique_ptr<CallState>& state, const ForwardInput& input,
+                          const ForwardOutput& output, cudaStream_t stream);
+  void backward_over_hosts(const CudaCallState* state, const BackwardInput& input,
+                           const BackwardOutput& output, cudaStream_t stream);
+  void check_over_hosts(cudaStream_t stream) const;
+  void throw_failure_over_hosts() const;
+  /// As enqueue().
+  void or_give_up(cudaStream_t stream, const std::function<void()>& launches);
+  /// As check(), wait_for().
+  void check_hosts(cudaStream_t stream);
+  std::optional<Error> wait_for_hosts(cudaStream_t stream);
+  void wait_for_counts();
+  /// What follows the agreement, on the caller's stream and, with all transfers, beside it.
+  void enqueue_forward_over_hosts(CudaCallState& state, const ForwardInput& input,
+                                  const ForwardOutput& output, cudaStream_t stream,
+                                  SideStream::Fork& beside);
+  void enqueue_backward_over_hosts(const CudaCallState& state, const BackwardInput& input,
+                                   const BackwardOutput& output, cudaStream_t stream,
+                                   SideStream::Fork& beside);
+  /// Routing and the first group's rows; then group by group: `compute`, on the caller's stream,
+  /// which begins when the group's rows are there, and beside it the next group's rows and the
+  /// results of this one.
+  void group_by_group(gpu::CallKind kind, const CudaCallState& state, cudaStream_t stream,
+                      SideStream::Fork& beside,
+                      const std::function<void(std::int32_t group)>& compute);
+  void announce_results(std::int32_t group, cudaStream_t stream);
+  void gradient_of_group(const CudaCallState& state, const gpu::ExpertRange& experts,
+                         const BackwardInput& input, const products::LaunchOptions& launch);
+  [[nodiscard]] products::LaunchOptions launch_beside_transfers(std::int64_t num_tokens,
+                                                                cudaStream_t stream);
+
   // Parts of enqueue_backward().
   void gate_up_gradient(const CudaCallState& state, const BackwardInput& input,
                         const products::LaunchOptions& launch);
@@ -96,6 +129,8 @@ class CudaBackend final : public LayerBackend {
   RowBuffers rows_;
   std::int64_t layer_number_;
   device::TensorMapCache tensor_maps_;
+  std::unique_ptr<Hosts> hosts_;  ///< null on one host
+  gpu::RankView network_view_;    ///< of what runs beside the caller's stream
 };
 
 }  // namespace megamoe::cuda

@@ -94,6 +94,7 @@ void CudaBackend::check(Stream stream_handle) {
     throw Error(ErrorCode::invalid_argument,
                 "MoeLayer::check within a stream capture: it waits for the stream");
   }
+  if (hosts_ != nullptr) return check_hosts(stream);
   const std::optional<Error> departure = wait_for(stream);
   if (memory_.given_up) throw Error(*memory_.given_up);
   device::FailureRecord& record = *memory_.failure.get();

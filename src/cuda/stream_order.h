@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 
+#include "comm/cuda/host_link.h"
 #include "cuda/runtime.h"
 #include "layer/call_context.h"
 #include "megamoe/communicator.h"
@@ -117,6 +118,7 @@ struct RankCalls {
 class OrderedCommunicator : public Communicator {
  public:
   [[nodiscard]] virtual std::shared_ptr<RankCalls> calls() const = 0;
+  [[nodiscard]] virtual HostConnection hosts() const { return {}; }
 };
 
 }  // namespace megamoe::cuda
