@@ -75,12 +75,84 @@ def test_benchmark_records_become_bars(tmp_path, capsys):
     ]
     file = tmp_path / "results.json"
     file.write_text(json.dumps(records))
-    figure = plot.draw_benchmarks(records)
+    figure = plot.draw_layers(records)
     heights = sorted(patch.get_height() for patch in figure.axes[0].patches)
     assert heights == [2.0, 2.0, 5.0]
     assert plot.main([str(file), "--output", str(tmp_path)]) == 0
     for name in ("results.png", "results.svg"):
         assert (tmp_path / name).stat().st_size > 5000
+
+
+def overlap(one, other):
+    return one.x0 < other.x1 and other.x0 < one.x1 and one.y0 < other.y1 and other.y0 < one.y1
+
+
+@pytest.mark.parametrize("name", ["layer-h200x2", "compare-h200x2", "cpu-2core", "step-h200x2", "train-step-h200x2"])
+def test_every_committed_record_is_drawn_once_beside_the_legend(name):
+    path = ROOT / "bench/results" / f"{name}.json"
+    records = json.loads(path.read_text())
+    figures = plot.draw([path])
+    assert all(stem.startswith(name) for stem in figures)
+    fields = ["step_ms"] if "step" in name else ["forward_ms", "forward_tflops", "backward_ms", "backward_tflops"]
+    speeds = [record["ranks"] * record["tokens_per_rank"] / record["step_ms"] for record in records if "step" in name]
+    expected = sorted(record[field] for field in fields for record in records) + sorted(speeds)
+    assert sorted(
+        patch.get_height() for figure in figures.values() for axis in figure.axes for patch in axis.patches
+    ) == pytest.approx(sorted(expected))
+    for figure in figures.values():
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        assert not any(overlap(legend.get_window_extent(), axis.get_tightbbox()) for axis in figure.axes)
+        for axis in figure.axes:  # no bar over another
+            lefts = sorted(patch.get_x() for patch in axis.patches)
+            assert all(right - left > 0.9 for left, right in zip(lefts, lefts[1:]))
+
+
+def bars_of(figure, row=0):
+    """Bar labels by the group's name."""
+    axis = figure.axes[row]
+    ticks = [(tick, name.get_text()) for tick, name in zip(axis.get_xticks(), axis.get_xticklabels())]
+    bars = {name: {} for _, name in ticks}
+    for container in axis.containers:
+        for patch in container:
+            middle = patch.get_x() + patch.get_width() / 2
+            _, name = min(ticks, key=lambda tick: abs(tick[0] - middle))
+            bars[name][container.get_label()] = patch.get_height()
+    return bars
+
+
+def test_records_that_differ_in_anything_are_bars_of_their_own():
+    records = [
+        benchmark_record(forward_ms=1.0),
+        benchmark_record(forward_ms=2.0, ranks=1, dense_tflops=800.0),
+        benchmark_record(forward_ms=3.0, weight_gradients="accumulate_fp32"),
+        benchmark_record(forward_ms=4.0, run="another"),
+        benchmark_record(forward_ms=5.0, run="another"),
+    ]
+    figure = plot.draw_layers(records)
+    bars = bars_of(figure)
+    assert bars["qwen3-30b\n1 rank"] == {"megamoe fused saved": 2.0}
+    two = bars["qwen3-30b\n2 ranks"]
+    assert sorted(two.values()) == [1.0, 3.0, 4.0, 5.0]
+    assert [two[f"megamoe fused saved another (record {index})"] for index in (3, 4)] == [4.0, 5.0]
+    (ceilings,) = figure.axes[2].collections
+    assert sorted(segment[0][1] for segment in ceilings.get_segments()) == [770.0] * 4 + [800.0]
+    figures = plot.draw_benchmarks([*records, benchmark_record(tokens_per_rank=1024)])
+    assert list(figures) == ["-8192-tokens", "-1024-tokens"]
+
+
+def test_logs_of_one_name_are_curves_of_their_own(tmp_path, capsys):
+    files = []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        files.append(tmp_path / str(number) / "log.jsonl")
+        files[-1].write_text(json.dumps({"step": 1, "loss": number}))
+    curves = plot.draw(files)["loss"].axes[0].lines
+    assert [list(curve.get_ydata()) for curve in curves] == [[0], [1]]
+    for file in files:
+        file.write_text(json.dumps(benchmark_record()))
+    assert plot.main([*map(str, files), "--output", str(tmp_path)]) == 1
+    assert "1/log.jsonl: there is a picture log already" in capsys.readouterr().err
 
 
 def test_training_logs_become_a_curve(tmp_path):
@@ -95,13 +167,21 @@ def test_training_logs_become_a_curve(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content, message", [("", "has no records"), ("[{]", "neither"), ('[{"shape": "x"}]', "'layer'")]
+    "content, message",
+    [
+        ("", "has no records"),
+        ("[{]", "neither"),
+        ("[1]", "other things than records"),
+        ('[{"shape": "x"}]', "record 0 has no 'layer'"),
+        ((ROOT / "bench/results/products-h200.json").read_text(), "no 'forward_ms'.*Drawn are records of a layer"),
+        (json.dumps([{"layer": "x", "shape": "x", "ranks": 1, "step_ms": 1.0}]), "no 'tokens_per_rank', 'layers'"),
+    ],
 )
 def test_other_files_are_refused(tmp_path, capsys, content, message):
     file = tmp_path / "other.json"
     file.write_text(content)
     assert plot.main([str(file), "--output", str(tmp_path)]) == 1
-    assert message in capsys.readouterr().err
+    assert re.search(message, capsys.readouterr().err)
 
 
 # ---- Comparison ------------------------------------------------------------------------------------------
