@@ -8,12 +8,16 @@ On a GPU where the CUDA backend has one (a rank each), else on the CPU. Every ra
 --experts megamoe the experts are spread over the ranks; with torchtitan too, and a layer of bench/baseline runs them in
 TorchTitan's order (all-to-all, permute, grouped_mm, unpermute; compiled); with grouped_mm every rank holds all of them.
 Products run in bf16; parameters are fp32 (autocast), or bf16 with --parameters bf16.
+
+A checkpoint is a file a rank and step. A rank's older ones go once all ranks have written theirs, and --resume takes
+the newest step that all ranks have: a run that ends between two ranks' files resumes from the step before.
 """
 
 import argparse
 import json
 import os
 import pathlib
+import re
 import sys
 import time
 
@@ -56,11 +60,35 @@ SHAPES = {
 }
 
 
+def at_least(least):
+    def number(text):
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
+        return value
+
+    return number
+
+
+def path_refusal(options):
+    """Why a path of the command line cannot be used, before any work; None where all can."""
+    if not options.text.is_file():
+        return f"argument --text: {options.text} is not a file"
+    if options.log_file and (options.log_file.is_dir() or not options.log_file.absolute().parent.is_dir()):
+        return f"argument --log-file: {options.log_file} is a folder, or in none"
+    if options.checkpoint and options.checkpoint.exists() and not options.checkpoint.is_dir():
+        return f"argument --checkpoint: {options.checkpoint} is not a folder"
+    for flag, given in {"--resume": options.resume, "--save-every": options.save_every}.items():
+        if given and not options.checkpoint:
+            return f"argument {flag}: needs --checkpoint"
+    return None
+
+
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--text", type=pathlib.Path, default="/usr/share/common-licenses/GPL-3", help="a file to learn")
     parser.add_argument("--shape", choices=SHAPES, default="small")
-    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--layers", type=at_least(1), default=2)
     parser.add_argument("--experts", choices=["megamoe", "grouped_mm", "torchtitan"], default="megamoe")
     parser.add_argument(
         "--overlap", choices=["on", "off"], default="on", help="communication under computation (megamoe)"
@@ -68,20 +96,27 @@ def parse(arguments):
     parser.add_argument("--parameters", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--compile", action="store_true", help="compile attention, norms and routers")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--batch", type=int, default=8, help="sequences a step, over all ranks")
-    parser.add_argument("--sequence", type=int, default=128, help="bytes of a sequence")
+    parser.add_argument("--steps", type=at_least(0), default=60)
+    parser.add_argument("--batch", type=at_least(1), default=8, help="sequences a step, over all ranks")
+    parser.add_argument("--sequence", type=at_least(2), default=128, help="bytes of a sequence")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-file", type=pathlib.Path, help="JSON lines: step, loss, tokens_per_s, moe_share")
     parser.add_argument(
         "--checkpoint", type=pathlib.Path, help="folder to save to at the end, and every --save-every steps"
     )
-    parser.add_argument("--save-every", type=int, default=0)
+    parser.add_argument("--save-every", type=at_least(0), default=0, help="steps; 0: at the end alone")
     parser.add_argument("--resume", action="store_true", help="go on from --checkpoint")
     options = parser.parse_args(arguments)
+    if refusal := path_refusal(options):
+        parser.error(refusal)
+    refusal = torch.ops.megamoe.backend_refusal("cuda")
     if options.device == "auto":
-        options.device = "cpu" if torch.ops.megamoe.backend_refusal("cuda") else "cuda"
+        options.device = "cpu" if refusal else "cuda"
+    elif options.device == "cuda" and options.experts != "megamoe":
+        refusal = "" if torch.cuda.is_available() else "PyTorch finds no CUDA device"
+    if options.device == "cuda" and refusal:
+        parser.error(f"argument --device: {refusal}")
     return options
 
 
@@ -223,21 +258,41 @@ class Trainer:
         self.step += 1
         return mean_loss.item()
 
-    @property
-    def file(self):
-        return self.options.checkpoint / f"rank{self.rank}of{self.num_ranks}.pt"
+    def gather(self, value):
+        """The values of all ranks; none returns before all have come."""
+        values = [value] * self.num_ranks
+        if self.num_ranks > 1:
+            dist.all_gather_object(values, value)
+        return values
+
+    def checkpoints(self):
+        """This rank's, by step."""
+        name = re.compile(rf"step(\d+)-rank{self.rank}of{self.num_ranks}\.pt")
+        files = self.options.checkpoint.glob("step*.pt")
+        return {int(match[1]): file for file in files if (match := name.fullmatch(file.name))}
 
     def save(self):
-        self.options.checkpoint.mkdir(parents=True, exist_ok=True)
+        folder = self.options.checkpoint
+        folder.mkdir(parents=True, exist_ok=True)
         state = {"step": self.step, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        unfinished = self.file.with_suffix(".tmp")
+        unfinished = folder / f"rank{self.rank}of{self.num_ranks}.tmp"
         torch.save(state, unfinished)
-        unfinished.replace(self.file)
+        unfinished.replace(folder / f"step{self.step:08}-rank{self.rank}of{self.num_ranks}.pt")
+        self.gather(self.step)  # from here on all ranks have this step
+        for step, file in self.checkpoints().items():
+            if step != self.step:
+                file.unlink()
 
     def resume(self):
-        if not self.file.exists():
-            raise SystemExit(f"--resume: {self.file} does not exist (checkpoints are of one number of ranks)")
-        state = torch.load(self.file, map_location=self.device)
+        mine = self.checkpoints()
+        steps = self.gather(set(mine))
+        common = set.intersection(*steps)
+        if not common:
+            held = "; ".join(
+                f"rank {rank} of {self.num_ranks} has {sorted(s) or 'none'}" for rank, s in enumerate(steps)
+            )
+            raise SystemExit(f"--resume: {self.options.checkpoint} has no step that all ranks have: {held}")
+        state = torch.load(mine[max(common)], map_location=self.device)
         self.step = state["step"]
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

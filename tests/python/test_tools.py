@@ -19,7 +19,6 @@ from ranks import run_ranks
 from torch.distributed.run import get_args_parser
 
 
-
 def test_info_says_what_can_run_and_why_not():
     text = command.info()
     assert "backend cpu: ready" in text and f"PyTorch {torch.__version__}" in text
@@ -255,11 +254,11 @@ def test_the_idle_share_counts_products_that_overlap_once(monkeypatch):
 # ---- Training example ------------------------------------------------------------------------------------
 
 
-def train(folder, *arguments):
+def train(folder, *arguments, module=None):
     text = folder / "text"
     if not text.exists():
         text.write_bytes((ROOT / "LICENSE").read_bytes())
-    module = load_program("examples/train_qwen3_moe.py")
+    module = module or load_program("examples/train_qwen3_moe.py")
     fixed = ["--text", str(text), "--layers", "1", "--batch", "4", "--sequence", "32", "--device", "cpu"]
     return module.train(module.parse([*fixed, *map(str, arguments)]))
 
@@ -281,6 +280,32 @@ def test_the_example_learns_and_resumes_where_it_stopped(tmp_path):
 
     other = train(tmp_path, "--steps", 8, "--experts", "grouped_mm")
     assert losses(other) == pytest.approx(losses(records), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("--resume", "--resume: needs --checkpoint"),
+        ("--save-every 2", "--save-every: needs --checkpoint"),
+        ("--batch 0", "--batch: 0 is less than 1"),
+        ("--sequence 1", "--sequence: 1 is less than 2"),
+        ("--layers 0", "--layers: 0 is less than 1"),
+        ("--layers x", "--layers: invalid"),
+        ("--text /nowhere/text", "--text: /nowhere/text is not a file"),
+        ("--log-file /nowhere/log", "--log-file: /nowhere/log is a folder, or in none"),
+        ("--checkpoint /dev/null", "--checkpoint: /dev/null is not a folder"),
+        ("--device cuda --experts grouped_mm", "--device: PyTorch finds no CUDA device"),
+        ("--device cuda", "--device: backend cuda: "),
+    ],
+)
+def test_the_example_refuses_options_by_name(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    if arguments == "--device cuda" and not torch.ops.megamoe.backend_refusal("cuda"):
+        pytest.skip("this machine has what the option asks for")
+    module = load_program("examples/train_qwen3_moe.py")
+    with pytest.raises(SystemExit) as end:
+        module.parse(f"--text {ROOT / 'LICENSE'} {arguments}".split())
+    assert end.value.code == 2 and f"error: argument {message}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("program", ["examples/train_qwen3_moe.py", "bench/compare.py", "bench/train_step.py"])
@@ -331,6 +356,44 @@ def test_the_example_on_two_ranks_takes_the_same_steps(tmp_path):
     both = run_ranks(train_on_rank, 2, tmp_path, tmp_path)
     assert both[0] == both[1]
     assert both[0] == pytest.approx(losses(train(tmp_path, "--steps", 4)), rel=0.02)
+
+
+def train_and_end_before_a_save(rank, folder, ending_rank, ending_step):
+    module = load_program("examples/train_qwen3_moe.py")
+    save = module.Trainer.save
+
+    def save_or_end(trainer):
+        if rank == ending_rank and trainer.step == ending_step:
+            raise RuntimeError("the machine is gone")
+        save(trainer)
+
+    module.Trainer.save = save_or_end
+    train(folder, "--steps", 4, "--save-every", 2, "--checkpoint", folder / "checkpoint", module=module)
+
+
+def resume_on_rank(rank, folder):
+    return losses(train(folder, "--steps", 4, "--checkpoint", folder / "checkpoint", "--resume"))
+
+
+def test_ranks_resume_from_the_newest_step_that_all_have(tmp_path):
+    train(tmp_path, "--steps", 0)  # writes the text
+    whole = run_ranks(train_on_rank, 2, tmp_path, tmp_path)
+    (tmp_path / "rendezvous").unlink(missing_ok=True)
+    # Rank 0 has written step 4 when rank 1 ends.
+    run_ranks(train_and_end_before_a_save, 2, tmp_path, tmp_path, 1, 4, failing=(0, 1))
+    (tmp_path / "rendezvous").unlink(missing_ok=True)
+    folder = tmp_path / "checkpoint"
+    names = [f"step0000000{step}-rank{rank}of2.pt" for step, rank in ((2, 0), (2, 1), (4, 0))]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    assert run_ranks(resume_on_rank, 2, tmp_path, tmp_path) == [of_rank[2:] for of_rank in whole]
+    (tmp_path / "rendezvous").unlink(missing_ok=True)
+    assert sorted(path.name for path in folder.iterdir()) == [f"step00000004-rank{rank}of2.pt" for rank in (0, 1)]
+
+    (folder / names[2]).rename(folder / names[0])  # no step in common
+    for refusal in run_ranks(resume_on_rank, 2, tmp_path, tmp_path, failing=(0, 1)):
+        assert "no step that all ranks have: rank 0 of 2 has [2]; rank 1 of 2 has [4]" in refusal
+    with pytest.raises(SystemExit, match="rank 0 of 1 has none"):
+        resume_on_rank(0, tmp_path)
 
 
 # ---- Wheel -----------------------------------------------------------------------------------------------
