@@ -305,6 +305,19 @@ def test_second_derivatives_are_refused(problem):
         torch.autograd.grad(y, [problem.x], problem.dy, create_graph=True)
 
 
+def test_functional_transforms_want_no_gradient(problem):
+    def layer(x):
+        return megamoe.moe(x, problem.expert_ids, problem.weights, problem.gate_up, problem.down)
+
+    xs = torch.stack([problem.x, 2 * problem.x]).detach()
+    with pytest.raises(RuntimeError, match="setup_context"):
+        torch.func.grad(lambda x: layer(x).sum())(xs[0])
+    with pytest.raises(RuntimeError, match="setup_context"):
+        torch.func.vmap(layer)(xs)
+    with torch.no_grad():
+        assert torch.equal(torch.func.vmap(layer)(xs), torch.stack([layer(x) for x in xs]))
+
+
 def test_saved_tensors_may_be_copied_elsewhere(problem):
     expected = results(megamoe.moe, problem)
     with torch.autograd.graph.saved_tensors_hooks(
