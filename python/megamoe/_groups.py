@@ -1,5 +1,6 @@
 """Expert-parallel groups: from a torch.distributed group to the library's communicator."""
 
+import copy
 import os
 import pathlib
 import socket
@@ -17,12 +18,47 @@ _connected: dict = {}
 class _Alone:
     """Stands for a group of this process alone, whether torch.distributed is initialised or not."""
 
+    def __reduce__(self) -> str:
+        return "ALONE"  # copies and files name it: there is one
+
 
 ALONE = _Alone()
 
 
+class _NotStored:
+    """What is stored for a group, which exists in its process only."""
+
+
+class OfGroup:
+    """A module with a ``group``, which can be neither copied nor stored: copies are of the same, files name none."""
+
+    group = ALONE
+
+    def __getstate__(self) -> dict:
+        is_known_elsewhere = self.group is None or self.group is ALONE
+        return self.__dict__ | {"group": self.group if is_known_elsewhere else _NotStored()}
+
+    def __copy__(self):
+        copied = type(self).__new__(type(self))
+        copied.__setstate__(self.__getstate__() | {"group": self.group})
+        return copied
+
+    def __deepcopy__(self, memo: dict):
+        memo[id(self.group)] = self.group
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        copied.__setstate__(copy.deepcopy(self.__getstate__() | {"group": self.group}, memo))
+        return copied
+
+
 def _resolve(group):
     """Returns the torch group, or ALONE where there is none."""
+    if isinstance(group, _NotStored):
+        raise ValueError(
+            "the module comes from a file, which does not hold its group: assign one to its attribute group, and to "
+            "that of its router"
+        )
+    if group is not None and group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("group does not have this process as a rank: torch.distributed.new_group left it out")
     if group is not None:
         return group
     if dist.is_available() and dist.is_initialized():
@@ -40,6 +76,15 @@ def rank_and_size(group: dist.ProcessGroup | None = None) -> tuple[int, int]:
     if torch_group is ALONE:
         return 0, 1
     return dist.get_rank(torch_group), dist.get_world_size(torch_group)
+
+
+def common_seed(group: dist.ProcessGroup | None = None) -> int:
+    """A seed from torch's CPU generator: every rank draws one, all get that of rank 0. Collective."""
+    seed = [int(torch.randint(2**62, (), device="cpu"))]
+    torch_group = _resolve(group)
+    if rank_and_size(group)[1] > 1:
+        dist.broadcast_object_list(seed, group=torch_group, group_src=0)
+    return seed[0]
 
 
 def init(

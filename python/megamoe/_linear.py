@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from . import _groups
-from ._moe import moe
+from ._moe import moe, refused_by_all
 
 
 class _LocalExperts(torch.autograd.Function):
@@ -60,9 +60,21 @@ def moe_overlapping_backward_op(
         [..., D] bf16.
 
     Raises:
-        ValueError: weights that aren't [E, H, D] with the H of hidden_states, or E that the ranks don't divide.
+        ValueError: weights that aren't [E, H, D] with the H of hidden_states, E that the ranks don't divide, or no
+            slots. Other ranks raise a RuntimeError that says so.
         RuntimeError: as ``megamoe.moe``.
     """
+    if torch.compiler.is_compiling():
+        x, slot_weights, up, down = _as_layer(hidden_states, weights, router_indices, group)
+    else:
+        with refused_by_all(group, weights):
+            x, slot_weights, up, down = _as_layer(hidden_states, weights, router_indices, group)
+    y = moe(x, router_indices, slot_weights, up, down, group, overlap_comm, activation="identity")
+    return y[..., : weights.shape[-1]]
+
+
+def _as_layer(hidden_states, weights, router_indices, group):
+    """x, weights of the slots, gate_up and down of a layer that computes the same, in its first columns."""
     rank, size = _groups.rank_and_size(group)
     if weights.dim() != 3 or weights.shape[1] != hidden_states.shape[-1]:
         raise ValueError(
@@ -71,6 +83,8 @@ def moe_overlapping_backward_op(
         )
     if weights.shape[0] % size:
         raise ValueError(f"weights holds {weights.shape[0]} experts, which {size} ranks do not divide")
+    if router_indices.dim() == 0 or router_indices.shape[-1] == 0:
+        raise ValueError(f"router_indices must have shape [..., K] with K of at least 1, is {list(router_indices.shape)}")
     if size > 1:
         weights = _LocalExperts.apply(weights, rank, size, _groups.connected_name(group), group)
     num_experts, hidden_dim, expert_dim = weights.shape
@@ -84,15 +98,5 @@ def moe_overlapping_backward_op(
     down = torch.eye(width, inner, dtype=weights.dtype, device=weights.device).expand(num_experts, width, inner)
     if weights.is_cuda:
         down = down.contiguous()  # its tensor maps have no expert stride of 0
-    top_k = router_indices.shape[-1]
-    y = moe(
-        x,
-        router_indices,
-        torch.full(router_indices.shape, 1 / top_k, device=x.device),
-        up.contiguous(),
-        down,
-        group,
-        overlap_comm,
-        activation="identity",
-    )
-    return y[..., :expert_dim]
+    slot_weights = torch.full(router_indices.shape, 1 / router_indices.shape[-1], device=x.device)
+    return x, slot_weights, up.contiguous(), down

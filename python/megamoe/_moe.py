@@ -3,6 +3,8 @@
 Legend: T tokens of this rank (leading dimensions flattened), K slots, H hidden, I intermediate, e experts of this rank.
 """
 
+import contextlib
+
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -13,24 +15,20 @@ _library.load()
 _ops = torch.ops.megamoe
 
 
-def _refuse_other_devices(device, **tensors):
+#: The operator's tensors, by name.
+_TENSORS = ("x", "expert_ids", "weights", "gate_up", "down", "gate_up_main_grad", "down_main_grad")
+
+
+def _refuse_other_devices(device, *tensors):
     """The dispatcher gives tensors that have no memory to the fake implementations, also where only some have none."""
-    for name, tensor in tensors.items():
+    for name, tensor in zip(_TENSORS, tensors):
         if tensor is not None and tensor.device != device:
             raise RuntimeError(f"{name} is on device {tensor.device}; x is on {device}")
 
 
 @torch.library.register_fake("megamoe::forward")
 def _(x, expert_ids, weights, gate_up, down, gate_up_main_grad, down_main_grad, *args):
-    _refuse_other_devices(
-        x.device,
-        expert_ids=expert_ids,
-        weights=weights,
-        gate_up=gate_up,
-        down=down,
-        gate_up_main_grad=gate_up_main_grad,
-        down_main_grad=down_main_grad,
-    )
+    _refuse_other_devices(x.device, x, expert_ids, weights, gate_up, down, gate_up_main_grad, down_main_grad)
     return x.new_empty(x.shape), torch.empty(down.shape[:1], dtype=torch.int64, device="cpu")
 
 
@@ -48,6 +46,49 @@ def _(dy, call, x, expert_ids, weights, *args):
 @torch.library.register_fake("megamoe::all_reduce_sum")
 def _(values, group):
     return values.new_empty(values.shape)
+
+
+class refused_by_all:
+    """What the block raises on this rank is raised on all: this rank then makes its call as one that it refuses.
+
+    The block comes before the operator in which ranks meet, and exchanges nothing itself. An operator that finds a
+    mistake tells the peers by itself.
+
+    Args:
+        group: as in ``moe``.
+        like: a tensor on the device on which peers make the call.
+    """
+
+    def __init__(self, group: ProcessGroup | None, like: Tensor):
+        self.group, self.like = group, like
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind, error, traceback) -> None:
+        # Others end the program, or are no mistakes: by an exception torch's checkpoint ends a call that it runs again.
+        if isinstance(error, (AttributeError, LookupError, RuntimeError, TypeError, ValueError)):
+            _refuse(error, self.group, self.like)
+
+
+def _refuse(error: Exception, group, like) -> None:
+    """Makes a call that the operator refuses on this rank, with the error's text for its peers."""
+    if _groups.size(group) == 1:
+        return
+    on_cuda = isinstance(like, Tensor) and like.is_cuda
+    nothing = torch.empty(0, 0, device=like.device if on_cuda else "cpu")
+    # The only text of a caller's that the operator repeats, so the peers' message begins with `activation is "..."`.
+    instead_of_activation = f"none: the call failed before: {type(error).__name__}: {error}"
+    options = (_groups.connected_name(group), instead_of_activation, 0.0, True, True, 0, 0, 0)
+    with contextlib.suppress(RuntimeError), torch.no_grad():
+        _ops.forward.default(*[nothing] * 5, None, None, *options)
+
+
+def refuse_second_derivatives() -> None:
+    """To be called by backward functions, where gradients are enabled for create_graph=True alone."""
+    if torch.is_grad_enabled():
+        # Not once_differentiable: where dy needs no gradient, that lets the second derivatives be left out.
+        raise RuntimeError("megamoe has no second derivatives: call backward or grad without create_graph=True")
 
 
 class _Forward(torch.autograd.Function):
@@ -71,9 +112,7 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy, _):
-        if torch.is_grad_enabled():
-            # Not once_differentiable: where dy needs no gradient, that lets the second derivatives be left out.
-            raise RuntimeError("megamoe has no second derivatives: call backward or grad without create_graph=True")
+        refuse_second_derivatives()
         call, x, *others = ctx.saved_tensors
         if dy is None:
             dy = torch.zeros_like(x)  # the call is collective: peers make theirs
@@ -163,6 +202,23 @@ def moe(
             On CUDA a rank raises its own mistakes at once; what the device finds and what other ranks refuse is raised
             by the next call on the group or by ``megamoe.check``.
     """
+    name = _groups.connected_name(group)
+    options = (activation, activation_limit, not recompute, overlap_comm)
+    limits = (max_tokens or 0, row_capacity or 0, num_sms or 0)
+    tensors = (x, expert_ids, weights, gate_up, down, *(main_grads or (None, None)))
+    if torch.compiler.is_compiling():
+        # Only the compiler has to see the operator as such: the other way is shorter by one through the dispatcher.
+        y, _ = _ops.forward.default(*_converted(group, *tensors), name, *options, *limits)
+        return y
+    with refused_by_all(group, down):
+        tensors = _converted(group, *tensors)
+        _refuse_other_devices(tensors[0].device, *tensors)
+    y, _ = _forward(*tensors, name, *options, *limits)
+    return y
+
+
+def _converted(group, x, expert_ids, weights, gate_up, down, *main_grads):
+    """The tensors as the operator takes them."""
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, gate_up, down = x.to(dtype), gate_up.to(dtype), down.to(dtype)
@@ -172,24 +228,4 @@ def moe(
         # No truncation, and no host that waits: what is out of range stays so, and the device reports it.
         num_experts = down.shape[0] * _groups.size(group)
         expert_ids = expert_ids.clamp(-2, num_experts).to(torch.int32)
-    gate_up_main_grad, down_main_grad = main_grads or (None, None)
-    # Only the compiler has to see the operator as such; for all others this is shorter by a way through the dispatcher.
-    forward = _ops.forward.default if torch.compiler.is_compiling() else _forward
-    y, _ = forward(
-        x,
-        expert_ids,
-        weights,
-        gate_up,
-        down,
-        gate_up_main_grad,
-        down_main_grad,
-        _groups.connected_name(group),
-        activation,
-        activation_limit,
-        not recompute,
-        overlap_comm,
-        max_tokens or 0,
-        row_capacity or 0,
-        num_sms or 0,
-    )
-    return y
+    return x, expert_ids, weights, gate_up, down, *main_grads

@@ -6,6 +6,7 @@ Legend: T tokens, E experts of all ranks, K slots.
 import torch
 
 from . import _library
+from ._moe import refuse_second_derivatives
 
 _library.load()
 _ops = torch.ops.megamoe
@@ -44,6 +45,7 @@ class _Route(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_weights, _, __, d_loss):
+        refuse_second_derivatives()
         logits, expert_ids, load = ctx.saved_tensors
         d_logits = _ops.route_backward.default(logits, expert_ids, d_weights.contiguous(), load, d_loss, *ctx.options)
         return d_logits.to(logits.dtype), None, None

@@ -4,8 +4,10 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
-from . import _route
+from . import _groups, _route
+from ._initial import draw_normal
 
 
 class Routing(NamedTuple):
@@ -17,13 +19,21 @@ class Routing(NamedTuple):
     auxiliary_loss: Tensor  #: scalar fp32; alpha * E * sum_j f_j P_j over this rank's tokens
 
 
-class Router(nn.Module):
+def check_positive(**sizes: int) -> None:
+    """Raises ValueError with the name of a size that is not a positive number."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} is {size}, must be at least 1")
+
+
+class Router(_groups.OfGroup, nn.Module):
     """A linear router: fp32 logits, softmax or sigmoid scores, top-k with ties to the lower id.
 
     From the logits on it is the library's router, on the CPU and on CUDA devices: on CUDA a few kernels without a host
     that waits, and gradients that are the same bits in every run. A logit that is NaN or infinite is an error: raised
     by the call on the CPU, by the next call or ``megamoe.check`` on CUDA. More experts than 512, slots than 16 or
-    groups than 32, and other devices, take torch operations.
+    groups than 32, and other devices, take torch operations, also for second derivatives, which the library's router
+    refuses. The selection bias stays fp32 when the module is converted to another dtype.
 
     Args:
         hidden_dim: H.
@@ -38,6 +48,11 @@ class Router(nn.Module):
             below the mean and down where it is above. 0: no bias.
         aux_loss_alpha: alpha of the load-balancing loss alpha * E * sum_j f_j P_j (Switch Transformers,
             arXiv:2101.03961), f_j the share of slots, P_j the mean score (normalised to sum 1) of expert j.
+        group: the ranks that start from the same weights, as in ``megamoe.moe``; construction is then collective over
+            it. By default this process alone. ``MoELayer`` gives its own.
+
+    Raises:
+        ValueError: an option that is wrong, by its name.
     """
 
     def __init__(
@@ -53,10 +68,12 @@ class Router(nn.Module):
         top_groups: int = 1,
         bias_update_rate: float = 0.0,
         aux_loss_alpha: float = 0.0,
+        group: ProcessGroup | None = _groups.ALONE,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
+        check_positive(hidden_dim=hidden_dim, num_experts=num_experts, num_groups=num_groups)
         if score_function not in ("softmax", "sigmoid"):
             raise ValueError(f"score_function is {score_function!r}, must be 'softmax' or 'sigmoid'")
         if not 1 <= top_k <= num_experts:
@@ -72,13 +89,32 @@ class Router(nn.Module):
         self.renormalise, self.scale = renormalise, scale
         self.num_groups, self.top_groups = num_groups, top_groups
         self.bias_update_rate, self.alpha = bias_update_rate, aux_loss_alpha
+        self.group = group
         self.weight = nn.Parameter(torch.empty(num_experts, hidden_dim, device=device, dtype=dtype))
-        nn.init.normal_(self.weight, std=hidden_dim**-0.5)
-        bias = torch.zeros(num_experts, device=device) if bias_update_rate else None
+        bias = torch.empty(num_experts, device=device, dtype=torch.float32) if bias_update_rate else None
         self.register_buffer("selection_bias", bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the weights anew (N(0, 1/H), as ``MoELayer.reset_parameters``), the bias becomes 0. Collective over the
+        group."""
+        draw_normal(self.weight, _groups.common_seed(self.group))
+        if self.selection_bias is not None:
+            self.selection_bias.zero_()
+
+    def _apply(self, *args, **kwargs):
+        """The bias moves by ``bias_update_rate``, of which bf16 would keep 8 bits: it stays fp32."""
+        bias = self.selection_bias
+        super()._apply(*args, **kwargs)
+        if bias is not None and self.selection_bias.dtype != torch.float32:
+            self.selection_bias = bias.to(self.selection_bias.device, torch.float32)
+        return self
 
     def forward(self, x: Tensor) -> Routing:
         """Routes x [..., H]. Gradients flow through weights and auxiliary_loss, never through the choice of experts."""
+        for name, tensor in (("x", x), ("the router's weight", self.weight)):
+            if tensor.device.type == "meta":
+                raise RuntimeError(f"{name} is on device meta, which has no memory to compute with")
         with torch.autocast(x.device.type, enabled=False):
             logits = torch.nn.functional.linear(x.float(), self.weight.float())
             return self._route_in_library(logits) if self._library_takes(logits) else self._route(logits)
