@@ -17,9 +17,7 @@ def _first_local_row(parameter: Tensor) -> int:
         return 0
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    shape, offsets = compute_local_shape_and_global_offset(
-        parameter.shape, parameter.device_mesh, parameter.placements
-    )
+    shape, offsets = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
     if tuple(shape[1:]) != tuple(parameter.shape[1:]):
         raise ValueError(f"a parameter of shape {list(parameter.shape)} is sharded, but not on its expert dimension")
     return offsets[0]

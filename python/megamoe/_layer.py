@@ -145,9 +145,9 @@ class MoELayer(_groups.OfGroup, nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., H] bf16 -> [..., H] bf16; collective. Sets ``load`` and ``auxiliary_loss``.
 
-        Under reentrant checkpointing (``use_reentrant=True``) the latter has no graph, and adding it to the loss changes
-        no gradient: return it from the checkpointed function beside y, or take the other kind. The call that runs again
-        warns of it.
+        Under reentrant checkpointing (``use_reentrant=True``) the latter has no graph, and adding it to the loss
+        changes no gradient: return it from the checkpointed function beside y, or take the other kind. The call that
+        runs again warns of it.
 
         Raises:
             RuntimeError: as ``megamoe.moe``, on every rank; from the router too.
@@ -171,7 +171,7 @@ class MoELayer(_groups.OfGroup, nn.Module):
         )
 
     def _main_grads(self) -> tuple[Tensor | None, Tensor | None] | None:
-        """What the backward call adds to: also for a frozen parameter beside one with a main_grad, where nobody reads."""
+        """What the backward call adds to; for a frozen parameter beside another with main_grad, what nobody reads."""
         experts = (self.gate_up, self.down)
         found = [getattr(parameter, "main_grad", None) if parameter.requires_grad else None for parameter in experts]
         if all(main_grad is None for main_grad in found):

@@ -84,7 +84,9 @@ def _as_layer(hidden_states, weights, router_indices, group):
     if weights.shape[0] % size:
         raise ValueError(f"weights holds {weights.shape[0]} experts, which {size} ranks do not divide")
     if router_indices.dim() == 0 or router_indices.shape[-1] == 0:
-        raise ValueError(f"router_indices must have shape [..., K] with K of at least 1, is {list(router_indices.shape)}")
+        raise ValueError(
+            f"router_indices must have shape [..., K] with K of at least 1, is {list(router_indices.shape)}"
+        )
     if size > 1:
         weights = _LocalExperts.apply(weights, rank, size, _groups.connected_name(group), group)
     num_experts, hidden_dim, expert_dim = weights.shape

@@ -84,6 +84,12 @@ def _refuse(error: Exception, group, like) -> None:
         _ops.forward.default(*[nothing] * 5, None, None, *options)
 
 
+def refuse_meta(name: str, tensor: Tensor) -> None:
+    """Raises RuntimeError for a tensor of the device "meta", where torch has no names for what it cannot do."""
+    if tensor.device.type == "meta":
+        raise RuntimeError(f"{name} is on device meta, which has no memory to compute with")
+
+
 def refuse_second_derivatives() -> None:
     """To be called by backward functions, where gradients are enabled for create_graph=True alone."""
     if torch.is_grad_enabled():
@@ -219,6 +225,7 @@ def moe(
 
 def _converted(group, x, expert_ids, weights, gate_up, down, *main_grads):
     """The tensors as the operator takes them."""
+    refuse_meta("x", x)
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, gate_up, down = x.to(dtype), gate_up.to(dtype), down.to(dtype)

@@ -8,6 +8,7 @@ from torch.distributed import ProcessGroup
 
 from . import _groups, _route
 from ._initial import draw_normal
+from ._moe import refuse_meta
 
 
 class Routing(NamedTuple):
@@ -112,9 +113,8 @@ class Router(_groups.OfGroup, nn.Module):
 
     def forward(self, x: Tensor) -> Routing:
         """Routes x [..., H]. Gradients flow through weights and auxiliary_loss, never through the choice of experts."""
-        for name, tensor in (("x", x), ("the router's weight", self.weight)):
-            if tensor.device.type == "meta":
-                raise RuntimeError(f"{name} is on device meta, which has no memory to compute with")
+        refuse_meta("x", x)
+        refuse_meta("the router's weight", self.weight)
         with torch.autocast(x.device.type, enabled=False):
             logits = torch.nn.functional.linear(x.float(), self.weight.float())
             return self._route_in_library(logits) if self._library_takes(logits) else self._route(logits)

@@ -10,6 +10,7 @@ import torch
 from megamoe import moe_overlapping_backward_op
 from reference import error, expert_dim
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -82,6 +83,22 @@ def test_main_grad_of_the_parameters_is_used():
         layer(x)
 
 
+@pytest.mark.parametrize("frozen", [("gate_up",), ("down",), ("gate_up", "down")])
+def test_the_main_grad_of_a_frozen_parameter_is_not_touched(frozen):
+    layer = megamoe.MoELayer(**sizes())
+    x = torch.randn(30, 64).bfloat16()
+    for name in ("gate_up", "down"):
+        getattr(layer, name).main_grad = torch.zeros(getattr(layer, name).shape)
+        getattr(layer, name).requires_grad_(name not in frozen)
+    layer(x).sum().backward()
+    for name in ("gate_up", "down"):
+        assert getattr(layer, name).grad is None
+        assert (getattr(layer, name).main_grad.norm() > 0) == (name not in frozen)
+    for name in frozen:
+        del getattr(layer, name).main_grad  # as an optimizer makes one for parameters of its own alone
+    layer(x).sum().backward()
+
+
 def copy_through_a_file(layer):
     file = io.BytesIO()
     torch.save(layer, file)
@@ -143,11 +160,94 @@ def test_the_compiled_layer_is_the_eager_layer():
         ({"top_k": 9}, "top_k is 9"),
         ({"num_groups": 3}, "num_groups = 3 must divide"),
         ({"num_groups": 4, "top_k": 4}, "top_k = 4 is more than the experts"),
+        ({"num_groups": 0}, "num_groups is 0, must be at least 1"),
+        ({"num_experts": 0}, "num_experts is 0, must be at least 1"),
+        ({"hidden_dim": 0}, "hidden_dim is 0, must be at least 1"),
+        ({"expert_dim": 0}, "expert_dim is 0, must be at least 1"),
+        ({"activation": "silu"}, "activation is 'silu', must be one of swiglu, clamped_swiglu, gelu_erf"),
     ],
 )
-def test_wrong_router_options_are_refused_by_name(change, message):
+def test_wrong_options_are_refused_by_name(change, message):
     with pytest.raises(ValueError, match=message):
         megamoe.MoELayer(**{**sizes(), **change})
+
+
+def test_a_layer_without_memory_is_refused_by_name():
+    layer = megamoe.MoELayer(**sizes(), device="meta")
+    x = torch.randn(4, 64).bfloat16()
+    with pytest.raises(RuntimeError, match="the router's weight is on device meta"):
+        layer(x)
+    for call in (layer, lambda x: megamoe.moe(x, x, x, x, x)):
+        with pytest.raises(RuntimeError, match="x is on device meta"):
+            call(x.to("meta"))
+
+
+@pytest.mark.parametrize("convert", [lambda layer: layer.bfloat16(), lambda layer: layer.float().to(torch.bfloat16)])
+def test_a_converted_layer_with_a_bias_runs(convert):
+    layer = megamoe.MoELayer(**sizes(), bias_update_rate=0.1)
+    layer.router.update_bias(torch.arange(8))
+    x = torch.randn(20, 64).bfloat16()
+    y = layer(x)
+    assert torch.equal(convert(layer)(x), y)
+
+
+# ---- Initial parameters ----------------------------------------------------------------------------------
+
+
+def test_initial_parameters_follow_torchs_seed_and_have_unit_gain(device):
+    torch.manual_seed(5)
+    layer = megamoe.MoELayer(8, 256, 128, 2)
+    torch.manual_seed(5)
+    same, other = (megamoe.MoELayer(8, 256, 128, 2) for _ in range(2))
+    torch.manual_seed(5)
+    with torch.device("meta"):
+        late = megamoe.MoELayer(8, 256, 128, 2, bias_update_rate=0.1)
+    late.to_empty(device=device)
+    torch.manual_seed(5)
+    late.reset_parameters()
+    assert (late.router.selection_bias == 0).all()
+    for name, parameter in layer.named_parameters():
+        assert torch.equal(parameter, same.get_parameter(name)), name
+        assert torch.equal(parameter, late.get_parameter(name)), name
+        assert not torch.equal(parameter, other.get_parameter(name)), name
+        assert parameter.float().std().item() == pytest.approx(parameter.shape[-1] ** -0.5, rel=0.05)
+        for first in range(8):
+            assert all(not torch.equal(parameter[first], parameter[second]) for second in range(first))
+
+
+# ---- The auxiliary loss under checkpointing --------------------------------------------------------------
+
+
+def router_gradient(run):
+    torch.manual_seed(0)
+    layer = megamoe.MoELayer(**sizes(), aux_loss_alpha=1.0)
+    x = torch.randn(20, 64).bfloat16().requires_grad_()
+    y, loss = run(layer, x)
+    (0 * y.float().sum() + loss).backward()
+    return layer.router.weight.grad
+
+
+def with_attribute(use_reentrant):
+    def run(layer, x):
+        return checkpoint(layer, x, use_reentrant=use_reentrant), layer.auxiliary_loss
+
+    return run
+
+
+def returned(use_reentrant):
+    return lambda layer, x: checkpoint(lambda x: (layer(x), layer.auxiliary_loss), x, use_reentrant=use_reentrant)
+
+
+def test_reentrant_checkpointing_warns_that_the_auxiliary_loss_has_no_gradient():
+    with pytest.warns(UserWarning, match="auxiliary_loss has no gradient in reentrant checkpointing"):
+        assert (router_gradient(with_attribute(True)) == 0).all()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("run", [with_attribute(False), returned(False), returned(True)])
+def test_other_ways_of_checkpointing_keep_the_auxiliary_loss(run):
+    expected = router_gradient(lambda layer, x: (layer(x), layer.auxiliary_loss))
+    assert expected.norm() > 0 and torch.equal(router_gradient(run), expected)
 
 
 # ---- Short form ------------------------------------------------------------------------------------------
@@ -187,3 +287,10 @@ def test_short_form_is_the_mean_of_linear_maps(expert_dim):
 def test_short_form_refuses_other_shapes():
     with pytest.raises(ValueError, match=r"weights must have shape \[E, H, D\] with H = 32"):
         PrimeMoELayer(8, 64, 16)(torch.randn(4, 32).bfloat16(), torch.zeros(4, 1, dtype=torch.int32))
+
+
+def test_short_form_refuses_no_slots():
+    with pytest.raises(
+        ValueError, match=r"router_indices must have shape \[..., K\] with K of at least 1, is \[4, 0\]"
+    ):
+        PrimeMoELayer(8, 64, 16)(torch.randn(4, 64).bfloat16(), torch.zeros(4, 0, dtype=torch.int32))

@@ -3,8 +3,10 @@
 With the CPU backend their group is gloo's; with CUDA they have a device each and the group is NCCL's.
 """
 
+import copy
 import dataclasses
 import gc
+import io
 import os
 import time
 
@@ -320,6 +322,94 @@ def test_hosts_learn_of_each_others_errors(two_hosts):
     assert messages[1].startswith("x must be bf16") and messages[0] == f"rank 1: {messages[1]}", messages
 
 
+# ---- Initial parameters, copies and groups of the module -------------------------------------------------
+
+
+def new_layer(seed, **options):
+    torch.manual_seed(seed)
+    return megamoe.MoELayer(8, 64, 48, 2, bias_update_rate=0.1, **options)
+
+
+def parameters_of(layer):
+    return {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
+
+
+def parameters_of_one_rank(seed):
+    with torch.device("cpu"):
+        return parameters_of(new_layer(seed))
+
+
+def modules(rank):
+    found = {"one seed": parameters_of(new_layer(5)), "a seed a rank": parameters_of(new_layer(6 + rank))}
+
+    with torch.device("meta"):
+        late = new_layer(0)
+    late.to_empty(device="cpu")
+    torch.manual_seed(5 + 10 * rank)
+    late.reset_parameters()
+    found["late"] = parameters_of(late)
+    late.router.reset_parameters()
+    found["router alone"] = late.router.weight.detach().clone()
+
+    alone = [dist.new_group([peer]) for peer in range(NUM_RANKS)]
+    sharded = new_layer(0, group=alone[rank], device="meta")
+    fully_shard(sharded, mesh=init_device_mesh("cpu", (NUM_RANKS,)))
+    sharded.to_empty(device="cpu")
+    torch.manual_seed(5)
+    sharded.reset_parameters()
+    found["fsdp"] = {name: parameter.full_tensor() for name, parameter in sharded.named_parameters()}
+
+    for call in (
+        lambda: new_layer(5, group=alone[1 - rank]),
+        lambda: megamoe.moe(*[torch.zeros(1, 1)] * 5, group=alone[1 - rank]),
+        lambda: megamoe.moe_overlapping_backward_op(*[torch.zeros(1, 1)] * 3, group=alone[1 - rank]),
+    ):
+        with pytest.raises(ValueError, match="group does not have this process as a rank"):
+            call()
+
+    layer = new_layer(5, group=dist.new_group([0, 1]))
+    x = torch.randn(5 + rank, 64).bfloat16()
+    y = layer(x)
+    for copied in (copy.copy(layer), copy.deepcopy(layer), copy.deepcopy(torch.nn.Sequential(layer))[0]):
+        assert copied.group is layer.group and copied.router.group is layer.group
+        assert torch.equal(copied(x), y)
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    for call in (lambda: loaded(x), loaded.reset_parameters):
+        with pytest.raises(ValueError, match="comes from a file, which does not hold its group"):
+            call()
+    loaded.group = loaded.router.group = layer.group
+    assert torch.equal(loaded(x), y)
+    return found
+
+
+@pytest.fixture(scope="module")
+def modules_of_ranks(tmp_path_factory):
+    return run_ranks(modules, NUM_RANKS, tmp_path_factory.mktemp("modules"))
+
+
+@pytest.mark.parametrize("name, seed", [("one seed", 5), ("a seed a rank", 6), ("late", 5)])
+def test_ranks_start_from_the_layer_of_one_rank(modules_of_ranks, name, seed):
+    expected = parameters_of_one_rank(seed)
+    parts = [found[name] for found in modules_of_ranks]
+    for parameter in ("gate_up", "down"):
+        assert torch.equal(torch.cat([part[parameter] for part in parts]), expected[parameter])
+    for part in parts:
+        assert torch.equal(part["router.weight"], expected["router.weight"])
+
+
+def test_the_router_alone_is_drawn_for_all_ranks(modules_of_ranks):
+    first, second = (found["router alone"] for found in modules_of_ranks)
+    assert torch.equal(first, second) and not torch.equal(first, modules_of_ranks[0]["late"]["router.weight"])
+
+
+def test_what_fsdp_shards_is_drawn_like_the_whole(modules_of_ranks):
+    for found in modules_of_ranks:
+        assert_equal(found["fsdp"], parameters_of_one_rank(5))
+
+
 # ---- Errors ----------------------------------------------------------------------------------------------
 
 
@@ -385,6 +475,51 @@ def test_an_error_of_one_rank_is_raised_on_all(tmp_path):
         "capacity": "its capacity is 1",
     }.items():
         assert message in rank_0[name] and message in rank_1[name], name
+
+
+def mistakes_before_the_operator(rank):
+    """What rank 1 does wrong, where rank 0 makes the call."""
+    megamoe.init(entry_deadline_s=60)
+    layer = megamoe.MoELayer(8, 64, 48, 2)
+    x, weights = torch.randn(6, 64).bfloat16(), torch.randn(8, 64, 48).bfloat16()
+    ids, slot_weights = torch.zeros(6, 2, dtype=torch.int32), torch.ones(6, 2)
+    experts = (layer.gate_up.detach(), layer.down.detach())
+    not_finite = x.clone()
+    not_finite[1] = float("nan")
+
+    def found(call, mistaken, right):
+        start = time.monotonic()
+        try:
+            call(mistaken if rank == 1 else right)
+            return "no error", 0.0
+        except (RuntimeError, ValueError, AttributeError) as error:
+            return f"{type(error).__name__}: {error}", time.monotonic() - start
+
+    messages = {
+        "not finite": found(layer, not_finite, x),
+        "hidden size": found(layer, x[:, :32], x),
+        "no memory": found(layer, x.to("meta"), x),
+        "no tensor": found(lambda given: megamoe.moe(x, ids, given, *experts), None, slot_weights),
+        "short form": found(lambda given: megamoe.moe_overlapping_backward_op(given, weights, ids), x[:, :32], x),
+    }
+    y = layer(x)  # which is usable all the same
+    routing = layer.router(x)
+    assert torch.equal(y, megamoe.moe(x, routing.expert_ids, routing.weights, *experts))
+    return messages
+
+
+def test_an_error_before_the_operator_is_raised_on_all_at_once(tmp_path):
+    rank_0, rank_1 = run_ranks(mistakes_before_the_operator, NUM_RANKS, tmp_path)
+    for name, message in {
+        "not finite": "RuntimeError: logits of token 1, expert 0 is nan; logits must be finite",
+        "hidden size": "RuntimeError: mat1 and mat2 shapes cannot be multiplied (6x32 and 64x8)",
+        "no memory": "RuntimeError: x is on device meta",
+        "no tensor": "AttributeError: 'NoneType' object has no attribute 'is_floating_point'",
+        "short form": "ValueError: weights must have shape [E, H, D] with H = 32 of hidden_states",
+    }.items():
+        (of_peer, seconds), (own, _) = rank_0[name], rank_1[name]
+        assert own.startswith(message), (name, own)
+        assert of_peer.startswith("RuntimeError: rank 1: ") and message in of_peer and seconds < 30, (name, of_peer)
 
 
 def one_rank_raises(rank):

@@ -97,6 +97,22 @@ def test_logits_that_are_not_finite_are_an_error(device):
     router(torch.randn(6, 16))
 
 
+def test_second_derivatives_are_refused():
+    """Left out, they would make a gradient penalty silently wrong."""
+    router = make_router(aux_loss_alpha=0.1)
+    x = torch.randn(5, 16, requires_grad=True)
+    for output in (router(x).weights.square().sum(), router(x).auxiliary_loss):
+        with pytest.raises(RuntimeError, match="megamoe has no second derivatives"):
+            torch.autograd.grad(output, x, create_graph=True)
+
+
+def test_second_derivatives_of_torch_operations_are_right():
+    router = megamoe.Router(4, 600, 2, dtype=torch.float64)
+    torch.autograd.gradgradcheck(
+        lambda logits: router._route(logits).weights, torch.randn(3, 600).double().requires_grad_()
+    )
+
+
 # ---- The operators as torch sees them --------------------------------------------------------------------
 
 OPTIONS = (3, "sigmoid", True, 1.5, 4, 2, 0.1)
@@ -175,6 +191,50 @@ def test_the_bias_moves_against_the_load():
     router = megamoe.Router(16, 4, 1, score_function="sigmoid", bias_update_rate=0.5)
     router.update_bias(torch.tensor([10, 0, 5, 5]))
     assert router.selection_bias.tolist() == [-0.5, 0.5, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda router: router.bfloat16(),
+        lambda router: router.half().float(),
+        lambda router: router.double(),
+        lambda router: router.to(torch.bfloat16),
+        lambda router: nn.Sequential(router).bfloat16()[0],
+    ],
+)
+def test_the_bias_stays_fp32_in_other_dtypes(convert):
+    router = make_router(bias_update_rate=0.1)
+    x, bias = torch.randn(20, 16), router.selection_bias.clone()
+    converted = convert(router)
+    assert converted.selection_bias.dtype == torch.float32 and torch.equal(converted.selection_bias, bias)
+    assert "selection_bias" in converted.state_dict()
+    assert converted(x).expert_ids.shape == (20, 3)
+
+
+def test_the_bias_is_fp32_whatever_the_default_dtype():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert make_router(bias_update_rate=0.1).selection_bias.dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_reset_parameters_draws_by_torchs_seed_and_takes_the_bias_back():
+    router = make_router(bias_update_rate=0.1)
+    torch.manual_seed(7)
+    router.reset_parameters()
+    first = router.weight.detach().clone()
+    assert (router.selection_bias == 0).all()
+    router.reset_parameters()
+    assert not torch.equal(router.weight, first)
+    torch.manual_seed(7)
+    assert torch.equal(megamoe.Router(16, 16, 3).weight, first)
+    # Rows are drawn one by one: they differ, and have the variance of all.
+    wide = megamoe.Router(1024, 64, 1).weight
+    assert wide.std().item() == pytest.approx(1 / 32, rel=0.02) and wide.std(0).mean().item() == pytest.approx(
+        1 / 32, rel=0.02
+    )
 
 
 def test_the_auxiliary_loss_is_alpha_when_balanced_and_more_otherwise():
