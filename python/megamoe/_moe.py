@@ -183,7 +183,8 @@ def moe(
         gate_up: [e, 2I, H] bf16, this rank's experts: gate rows, then up rows. [e, I, H] for activations without gate.
         down: [e, H, I] bf16. Expert weights are read where they lie: columns contiguous (on CUDA rows aligned to 16
             bytes), else refused by name.
-        group: a torch.distributed group, whose ranks are processes of one host or several; None is the default group, or one rank.
+        group: a torch.distributed group, whose ranks are processes of one host or several; None is the default group,
+            or one rank.
         overlap_comm: whether communication runs under computation (the CPU backend has one order).
         activation: swiglu, clamped_swiglu, gelu_erf, gelu_tanh, or without gate relu2, identity.
         activation_limit: L of clamped_swiglu: silu(min(g, L)) * clamp(u, -L, L).

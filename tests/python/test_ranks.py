@@ -292,7 +292,9 @@ def on_hosts_of_their_own(rank):
     """Hosts that see each other by the loopback network alone."""
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     megamoe.init(host=f"host {rank}")
-    found = {name: results(megamoe.moe, part_of(make_problem(T=split[1]), split, rank)) for name, split in SPLITS.items()}
+    found = {
+        name: results(megamoe.moe, part_of(make_problem(T=split[1]), split, rank)) for name, split in SPLITS.items()
+    }
     problem = part_of(make_problem(), SPLITS["uneven"], rank)
     found["recompute"] = results(lambda *tensors: megamoe.moe(*tensors, recompute=True), problem)
     found["no overlap"] = results(lambda *tensors: megamoe.moe(*tensors, overlap_comm=False), problem)
