@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from . import _groups
+from ._experts import Experts, local_experts, mark
 from ._initial import draw_normal, local_tensor
 from ._moe import moe, refused_by_all
 from ._router import Router, check_positive
@@ -110,6 +111,10 @@ class MoELayer(_groups.OfGroup, nn.Module):
         draw_normal(self.gate_up, seed, self.local_experts.start)
         draw_normal(self.down, seed, self.router.num_experts + self.local_experts.start)
 
+    @property
+    def megamoe_experts(self) -> Experts:
+        return Experts(_EXPERTS, self.local_experts, self.router.num_experts, self.group)
+
     # What makes parameters anew takes the mark of is_expert_parameter from them: assignment,
     # load_state_dict(assign=True), to_empty() from the meta device, copies.
 
@@ -125,7 +130,7 @@ class MoELayer(_groups.OfGroup, nn.Module):
     def _mark_experts(self) -> None:
         for name in _EXPERTS:
             if self._parameters.get(name) is not None:
-                self._parameters[name].is_megamoe_expert = True
+                mark(self._parameters[name])
 
     def __getstate__(self) -> dict:
         """Without what the last call left: its graph can neither be copied nor stored."""
@@ -153,18 +158,17 @@ class MoELayer(_groups.OfGroup, nn.Module):
             RuntimeError: as ``megamoe.moe``, on every rank; from the router too.
         """
         if torch.compiler.is_compiling():
-            routing = self.router(x)
+            routing, experts = self.router(x), local_experts(self)
         else:
             self._warn_of_a_lost_loss()
             with refused_by_all(self.group, local_tensor(self.down)):
-                routing = self.router(x)
+                routing, experts = self.router(x), local_experts(self)
         self.load, self.auxiliary_loss = routing.load, routing.auxiliary_loss
         return moe(
             x,
             routing.expert_ids,
             routing.weights,
-            local_tensor(self.gate_up),
-            local_tensor(self.down),
+            *experts,
             self.group,
             main_grads=self._main_grads(),
             **self.options,
@@ -195,11 +199,3 @@ class MoELayer(_groups.OfGroup, nn.Module):
                 "use_reentrant=False), or return it from the checkpointed function",
                 stacklevel=2,
             )
-
-
-def is_expert_parameter(parameter: nn.Parameter) -> bool:
-    """Whether the parameter is of this rank's experts, so that its gradient is not to be reduced over the group.
-
-    What FSDP2 makes of a parameter, and a copy of a transformers model's, does not know it any more: ask before.
-    """
-    return getattr(parameter, "is_megamoe_expert", False)

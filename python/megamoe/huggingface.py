@@ -7,12 +7,15 @@
 Router, shared experts and losses stay the model's own code.
 """
 
+import types
+
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from transformers.integrations import moe as transformers_moe
 
 from . import _groups
-from ._layer import local_tensor
+from ._experts import Experts, local_experts, mark, modules_with_experts
+from ._initial import local_tensor
 from ._moe import moe
 
 #: transformers' act_fn by class name -> the library's activation, with and without gate.
@@ -49,15 +52,23 @@ def _activation_of(experts: nn.Module) -> str:
     return known[activation]
 
 
+def _names_of(experts: nn.Module) -> tuple[str, str]:
+    return ("gate_up_proj" if experts.has_gate else "up_proj", "down_proj")
+
+
 def experts_forward(experts: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """The forward function of transformers' experts modules: [T, H], [T, K], [T, K] -> [T, H]."""
+    spread = getattr(experts, "megamoe_experts", None)
+    if spread is None:
+        weights, group = [local_tensor(getattr(experts, name)) for name in _names_of(experts)], _groups.ALONE
+    else:
+        weights, group = local_experts(experts), spread.group
     y = moe(
         hidden_states,
         top_k_index,
         top_k_weights,
-        local_tensor(experts.gate_up_proj if experts.has_gate else experts.up_proj),
-        local_tensor(experts.down_proj),
-        getattr(experts, "megamoe_group", _groups.ALONE),
+        *weights,
+        group,
         getattr(experts, "megamoe_overlap_comm", True),
         activation=_activation_of(experts),
         num_sms=getattr(experts, "megamoe_num_sms", None),
@@ -73,11 +84,14 @@ def parallelize_experts(
 ) -> nn.Module:
     """Keeps this rank's experts of every MoE block of a transformers model, and runs them over the group.
 
-    Every rank calls it on the same model, then feeds its own tokens: the batch is split by rank, and every rank makes
-    the same forward and backward calls. Experts' gradients come out as the sum over all ranks' losses; those of all
-    other parameters are this rank's own and are reduced by the caller. For the mean over the ranks' losses, divide each
-    loss by the number of ranks and sum the gradients of the parameters for which ``megamoe.is_expert_parameter`` is
-    false. ``state_dict`` holds this rank's experts only.
+    Every rank calls it on the same model, once, before anything else is made of it (FSDP2, DistributedDataParallel, an
+    optimizer), then feeds its own tokens: the batch is split by rank, and every rank makes the same forward and backward
+    calls. Experts' gradients come out as the sum over all ranks' losses; those of all other parameters are this rank's
+    own and are reduced by the caller. For the mean over the ranks' losses, divide each loss by the number of ranks and
+    sum the gradients of the parameters that are not among ``megamoe.expert_parameters``.
+
+    ``state_dict`` holds this rank's experts only: ``megamoe.full_state_dict`` has the whole model, for
+    ``save_pretrained``, which refuses less than that, and ``megamoe.sharded_state_dict`` is for DCP.
 
     Args:
         model: a transformers model whose experts modules support experts implementations; changed in place.
@@ -87,7 +101,8 @@ def parallelize_experts(
         The model.
 
     Raises:
-        ValueError: no such module, or experts that the ranks do not divide.
+        ValueError: no such module, experts that the ranks do not divide, or experts that are spread over ranks
+            already: by an earlier call or by FSDP2. The model is unchanged then.
         NotImplementedError: an experts module that computes something else than the library.
     """
     rank, num_ranks = _groups.rank_and_size(group)
@@ -98,21 +113,59 @@ def parallelize_experts(
         raise ValueError(f"{type(model).__name__} has no experts module that supports experts implementations")
     for experts in blocks:
         _activation_of(experts)
+        _refuse_spread(experts)
         num_experts = experts.down_proj.shape[0]
         if num_experts % num_ranks:
             raise ValueError(
                 f"{type(experts).__name__} has {num_experts} experts, which {num_ranks} ranks do not divide"
             )
+    for experts in blocks:
+        num_experts = experts.down_proj.shape[0]
         num_local = num_experts // num_ranks
-        for name in ("gate_up_proj" if experts.has_gate else "up_proj", "down_proj"):
+        local = range(rank * num_local, (rank + 1) * num_local)
+        names = _names_of(experts)
+        for name in names:
             whole = getattr(experts, name)
-            part = whole.detach()[rank * num_local : (rank + 1) * num_local].clone()
+            part = whole.detach()[local.start : local.stop].clone()
             parameter = nn.Parameter(part, requires_grad=whole.requires_grad)
-            parameter.is_megamoe_expert = True
+            mark(parameter)
             setattr(experts, name, parameter)
-        experts.megamoe_group = group
+        experts.megamoe_experts = Experts(names, local, num_experts, group)
         experts.megamoe_overlap_comm = overlap_comm
         experts.megamoe_num_sms = num_sms
+    if hasattr(model, "save_pretrained"):
+        model.save_pretrained = types.MethodType(save_pretrained, model)
     model.set_experts_implementation("megamoe")
     _groups.connected_name(group)
     return model
+
+
+def _refuse_spread(experts: nn.Module) -> None:
+    if hasattr(experts, "megamoe_experts"):
+        raise ValueError(f"{type(experts).__name__} has been through parallelize_experts before")
+    for name in _names_of(experts):
+        if hasattr(getattr(experts, name), "to_local"):
+            raise ValueError(
+                f"{name} of {type(experts).__name__} is a DTensor: call parallelize_experts before fully_shard"
+            )
+
+
+# Named as what it stands for: a pickled model finds it by that name.
+def save_pretrained(model: nn.Module, save_directory, *args, state_dict: dict | None = None, **kwargs) -> None:
+    """``save_pretrained`` of a model whose experts are spread over ranks: it writes whole models only.
+
+    Raises:
+        ValueError: no ``state_dict``, or one without all experts.
+    """
+    for prefix, _, spread in modules_with_experts(model):
+        if len(spread.local) == spread.num_experts:
+            continue
+        for name in spread.names:
+            value = (state_dict or {}).get(f"{prefix}.{name}")
+            if value is None or value.shape[0] != spread.num_experts:
+                raise ValueError(
+                    f"the state holds {'none' if value is None else value.shape[0]} of the {spread.num_experts} "
+                    f"experts of {prefix}: call state = megamoe.full_state_dict(model) on all ranks, then "
+                    "model.save_pretrained(path, state_dict=state) on the first"
+                )
+    type(model).save_pretrained(model, save_directory, *args, state_dict=state_dict, **kwargs)
