@@ -134,12 +134,16 @@ ALL_EXPERTS_FUNCTIONS.register("torchtitan", torch.compiler.disable(torchtitan_f
 
 
 def keep_torchtitan_experts(model):
-    """What megamoe.parallelize_experts does, for the layer of bench/baseline; gate and up apart, as it takes them."""
+    """What megamoe.parallelize_experts does, for the layer of bench/baseline; gate and up apart, as it takes them.
+    Returns the names of the experts' parameters."""
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench" / "baseline"))
     from torchtitan_layer import Layer
 
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    for experts in [module for module in model.modules() if hasattr(module, "is_concatenated")]:
+    names = set()
+    for prefix, experts in list(model.named_modules()):
+        if not hasattr(experts, "is_concatenated"):
+            continue
         num_experts = experts.down_proj.shape[0]
         mine = slice(rank * num_experts // num_ranks, (rank + 1) * num_experts // num_ranks)
         gate, up = experts.gate_up_proj.detach()[mine].chunk(2, dim=1)
@@ -147,10 +151,11 @@ def keep_torchtitan_experts(model):
         del experts.gate_up_proj, experts.down_proj
         for name, part in {"gate_proj": gate, "up_proj": up, "down_proj": down}.items():
             parameter = torch.nn.Parameter(part.clone(memory_format=torch.contiguous_format))
-            parameter.is_megamoe_expert = True
             experts.register_parameter(name, parameter)
+            names.add(f"{prefix}.{name}")
         experts.torchtitan_weights = [experts.gate_proj, experts.up_proj, experts.down_proj]
         experts.torchtitan_layer = Layer(dist.group.WORLD, num_experts, compiled=True)
+    return names
 
 
 def compile_around_experts(model):
@@ -221,10 +226,12 @@ class Trainer:
             self.model = transformers.AutoModelForCausalLM.from_config(
                 config, dtype=self.dtype, experts_implementation=options.experts
             )
+        self.names_of_experts = set()  # parameters that no other rank has
         if options.experts == "megamoe":
             megamoe.parallelize_experts(self.model, overlap_comm=options.overlap == "on")
+            self.names_of_experts = set(megamoe.expert_parameters(self.model))
         elif options.experts == "torchtitan":
-            keep_torchtitan_experts(self.model)
+            self.names_of_experts = keep_torchtitan_experts(self.model)
         if options.compile:
             compile_around_experts(self.model)
         self.timer = ShareTimer(self.model, self.device)
@@ -250,8 +257,8 @@ class Trainer:
         mean_loss = loss.detach().float()
         if self.num_ranks > 1:
             dist.all_reduce(mean_loss)
-            for parameter in self.model.parameters():
-                if parameter.grad is not None and not megamoe.is_expert_parameter(parameter):
+            for name, parameter in self.model.named_parameters():
+                if parameter.grad is not None and name not in self.names_of_experts:
                     dist.all_reduce(parameter.grad)
         megamoe.check()  # the loss is read in every step anyway
         self.optimizer.step()

@@ -24,9 +24,9 @@ class MoELayer(_groups.OfGroup, nn.Module):
     replicated parameter), ``gate_up`` [e, 2I, H] (gate rows, then up rows; [e, I, H] for activations without gate) and
     ``down`` [e, H, I] of this rank's experts ``rank * e ... (rank + 1) * e - 1``, e = E / ranks. Experts' gradients are
     the sum over the tokens of all ranks and must not be reduced again within the group;
-    ``megamoe.is_expert_parameter`` tells them apart. A parameter with an fp32 attribute ``main_grad`` (both experts'
+    ``megamoe.expert_parameters`` tells them apart. A parameter with an fp32 attribute ``main_grad`` (both experts'
     parameters, or none; a frozen one, which gets no gradient, does not count) gets its gradient added there, and no
-    ``grad``. FSDP2 may shard the parameters on the expert dimension.
+    ``grad``. FSDP2 may shard the parameters on the expert dimension, over a mesh that meets the group in one rank.
 
     Parameters start as N(0, 1/n), n their last size, as ``reset_parameters`` says: from torch's seed on rank 0 of the
     group, whatever the seeds of others are, so that R ranks hold the very layer that one rank would make. Layers in
@@ -156,6 +156,7 @@ class MoELayer(_groups.OfGroup, nn.Module):
 
         Raises:
             RuntimeError: as ``megamoe.moe``, on every rank; from the router too.
+            ValueError: parameters that FSDP2 or DistributedDataParallel mixes over ranks of the group.
         """
         if torch.compiler.is_compiling():
             routing, experts = self.router(x), local_experts(self)

@@ -9,6 +9,7 @@ Router, shared experts and losses stay the model's own code.
 
 import types
 
+import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from transformers.integrations import moe as transformers_moe
@@ -16,7 +17,7 @@ from transformers.integrations import moe as transformers_moe
 from . import _groups
 from ._experts import Experts, local_experts, mark, modules_with_experts
 from ._initial import local_tensor
-from ._moe import moe
+from ._moe import moe, refused_by_all
 
 #: transformers' act_fn by class name -> the library's activation, with and without gate.
 _GATED = {
@@ -56,13 +57,20 @@ def _names_of(experts: nn.Module) -> tuple[str, str]:
     return ("gate_up_proj" if experts.has_gate else "up_proj", "down_proj")
 
 
+def _local_experts(experts: nn.Module, hidden_states: Tensor) -> list[Tensor]:
+    if torch.compiler.is_compiling():
+        return local_experts(experts)
+    with refused_by_all(experts.megamoe_experts.group, hidden_states):
+        return local_experts(experts)
+
+
 def experts_forward(experts: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """The forward function of transformers' experts modules: [T, H], [T, K], [T, K] -> [T, H]."""
     spread = getattr(experts, "megamoe_experts", None)
     if spread is None:
         weights, group = [local_tensor(getattr(experts, name)) for name in _names_of(experts)], _groups.ALONE
     else:
-        weights, group = local_experts(experts), spread.group
+        weights, group = _local_experts(experts, hidden_states), spread.group
     y = moe(
         hidden_states,
         top_k_index,
@@ -85,10 +93,10 @@ def parallelize_experts(
     """Keeps this rank's experts of every MoE block of a transformers model, and runs them over the group.
 
     Every rank calls it on the same model, once, before anything else is made of it (FSDP2, DistributedDataParallel, an
-    optimizer), then feeds its own tokens: the batch is split by rank, and every rank makes the same forward and backward
-    calls. Experts' gradients come out as the sum over all ranks' losses; those of all other parameters are this rank's
-    own and are reduced by the caller. For the mean over the ranks' losses, divide each loss by the number of ranks and
-    sum the gradients of the parameters that are not among ``megamoe.expert_parameters``.
+    optimizer), then feeds its own tokens: the batch is split by rank, and every rank makes the same forward and
+    backward calls. Experts' gradients come out as the sum over all ranks' losses; those of all other parameters are
+    this rank's own and are reduced by the caller. For the mean over the ranks' losses, divide each loss by the number
+    of ranks and sum the gradients of the parameters that are not among ``megamoe.expert_parameters``.
 
     ``state_dict`` holds this rank's experts only: ``megamoe.full_state_dict`` has the whole model, for
     ``save_pretrained``, which refuses less than that, and ``megamoe.sharded_state_dict`` is for DCP.

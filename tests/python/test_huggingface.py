@@ -152,10 +152,12 @@ def parallel_step(rank):
     loss = model(input_ids=tokens, labels=tokens).loss / 2
     loss.backward()
     found = {"loss": loss.detach()}
+    experts = megamoe.expert_parameters(model)
     for name, parameter in model.named_parameters():
         if parameter.grad is None:
             continue
-        if not megamoe.is_expert_parameter(parameter):
+        assert megamoe.is_expert_parameter(parameter) == (name in experts)
+        if name not in experts:
             gradient = parameter.grad.float()
             torch.distributed.all_reduce(gradient)
             parameter.grad.copy_(gradient)
