@@ -14,7 +14,7 @@ from reference import error, expert_dim
 from test_huggingface import make_batch, make_model, step
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 NUM_RANKS = 2
@@ -105,6 +105,25 @@ def store(rank, folder):
     clear(layer)
     dcp.load(megamoe.sharded_state_dict(layer), checkpoint_id=f"{folder}/dcp_layer")
     found["dcp layer"] = torch.equal(layer.down, experts[rank])
+
+    # The same experts as DTensors, and a layer of this rank alone whose experts FSDP shards.
+    mesh = init_device_mesh(device_type(), (NUM_RANKS,))
+    whole = make_layer(group=make_group_of_this_rank(rank))
+    state = on_cpu(whole.state_dict())
+    x = torch.randn(10, 64).bfloat16()
+    megamoe.load_full_state_dict(layer, state)
+    y = layer(x)
+    for name, parameter in megamoe.expert_parameters(whole).items():
+        setattr(layer, name, torch.nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Shard(0)])))
+    fully_shard(whole, mesh=mesh)
+    for name, other in {"DTensors": layer, "FSDP": whole}.items():
+        clear(other)
+        megamoe.load_full_state_dict(other, state)
+        dcp.save(megamoe.sharded_state_dict(other), checkpoint_id=f"{folder}/dcp_{name}")
+        clear(other)
+        dcp.load(megamoe.sharded_state_dict(other), checkpoint_id=f"{folder}/dcp_{name}")
+        found[name] = differing(megamoe.full_state_dict(other), state if rank == 0 else {})
+        found[f"y of {name}"] = torch.equal(other(x), y)
     return found
 
 
@@ -115,6 +134,7 @@ def test_whole_states_are_stored_and_loaded(tmp_path, device_of_ranks):
             held = 4 if name == "refused too" else "none"
             assert f"the state holds {held} of the 8 experts of model.layers.0.mlp.experts" in of_rank[name], name
         assert of_rank["full"] == of_rank["loaded"] == of_rank["dcp"] == []
+        assert of_rank["DTensors"] == of_rank["FSDP"] == [] and of_rank["y of DTensors"] and of_rank["y of FSDP"]
         assert of_rank["in place"] and of_rank["layer"] and of_rank["dcp layer"]
         assert "gate_up_proj of the state has 4 experts, the whole model has 8" in of_rank["part"]
         assert of_rank["missing"] == ["lm_head.weight"]
@@ -235,27 +255,30 @@ def reduce_otherwise(rank):
             gradients[key] = gradient
         found[name] = gradients
 
-    model = megamoe.parallelize_experts(make_model("qwen3_moe"))
-    experts = set(megamoe.expert_parameters(model).values())
-    fully_shard(model, mesh=init_device_mesh(device_type(), (NUM_RANKS,)), ignored_params=experts)
-    take_step("fsdp", model, model)
+    sharded = megamoe.parallelize_experts(make_model("qwen3_moe"))
+    experts = set(megamoe.expert_parameters(sharded).values())
+    fully_shard(sharded, mesh=init_device_mesh(device_type(), (NUM_RANKS,)), ignored_params=experts)
+    take_step("fsdp", sharded, sharded)
 
     model = megamoe.parallelize_experts(make_model("qwen3_moe"))
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(megamoe.expert_parameters(model)))
     take_step("ddp", DistributedDataParallel(model), model)
 
-    found["norm"] = clipped_norm(model, max_norm=0.1)
-    found["clipped"] = clipped_norm(model, max_norm=1.0)
+    for name, module in {"fsdp": sharded, "ddp": model}.items():
+        found[f"norm of {name}"] = clipped_norm(module, max_norm=0.1)
+        found[f"clipped norm of {name}"] = clipped_norm(module, max_norm=1.0)
     return found
 
 
 def clipped_norm(model, max_norm, group=None):
     experts = megamoe.expert_parameters(model)
-    mine = torch.nn.utils.get_total_norm([p.grad for p in experts.values()]).float() ** 2
+    others = [parameter for name, parameter in model.named_parameters() if name not in experts]
+    mine = torch.nn.utils.get_total_norm([parameter.grad for parameter in experts.values()]).float() ** 2
     dist.all_reduce(mine, group=group)
-    others = torch.nn.utils.get_total_norm([p.grad for name, p in model.named_parameters() if name not in experts])
-    norm = (mine + others.float() ** 2).sqrt()
-    torch.nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
+    rest = torch.nn.utils.get_total_norm([parameter.grad for parameter in others])
+    norm = (mine + (rest.full_tensor() if isinstance(rest, DTensor) else rest).float() ** 2).sqrt()
+    for parameters in (experts.values(), others):
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm
 
 
@@ -271,8 +294,9 @@ def test_recipes_for_other_reducers_give_the_gradients_of_one_rank(tmp_path, dev
             assert error(ranks[0][name][key], gradient) <= 2**-6 * gradient.double().norm().item(), (name, key)
     norm = torch.cat([gradient.double().flatten() for gradient in expected.values()]).norm().item()
     for found in ranks:
-        assert found["norm"].item() == pytest.approx(norm, rel=2**-6)
-        assert found["clipped"].item() == pytest.approx(0.1, rel=2**-6)
+        for name in ("fsdp", "ddp"):
+            assert found[f"norm of {name}"].item() == pytest.approx(norm, rel=2**-6)
+            assert found[f"clipped norm of {name}"].item() == pytest.approx(0.1, rel=2**-6)
 
 
 # ---- Marks -----------------------------------------------------------------------------------------------
