@@ -5,7 +5,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from . import _groups
-from ._experts import Experts, modules_with_experts
+from ._dtensor import is_dtensor
+from ._experts import Experts, parameters_of_experts
 
 
 def _state_of(model: nn.Module) -> tuple[dict, dict[int, Experts]]:
@@ -14,24 +15,14 @@ def _state_of(model: nn.Module) -> tuple[dict, dict[int, Experts]]:
     By id: wrappers may give the entries other names than the modules have.
     """
     state = model.state_dict(keep_vars=True)
-    experts_of = {
-        id(module._parameters[name]): experts
-        for _, module, experts in modules_with_experts(model)
-        for name in experts.names
-        if module._parameters.get(name) is not None
-    }
-    return state, experts_of
-
-
-def _is_dtensor(value) -> bool:
-    return hasattr(value, "full_tensor")
+    return state, {id(parameter): experts for _, parameter, experts in parameters_of_experts(model)}
 
 
 def _is_first(value, experts: Experts | None) -> bool:
     """Whether this rank is the first of all over which the value is spread."""
     if experts is not None and _groups.rank_and_size(experts.group)[0] != 0:
         return False
-    return not _is_dtensor(value) or not any(value.device_mesh.get_coordinate())
+    return not is_dtensor(value) or not any(value.device_mesh.get_coordinate())
 
 
 def _gathered(local: Tensor, experts: Experts) -> Tensor | None:
@@ -39,7 +30,7 @@ def _gathered(local: Tensor, experts: Experts) -> Tensor | None:
     rank, num_ranks = _groups.rank_and_size(experts.group)
     if num_ranks == 1:
         return local
-    group = experts.group or dist.group.WORLD
+    group = _groups.resolve(experts.group)
     local = local.contiguous()
     if dist.get_backend(group) == "gloo":
         local = local.cpu()
@@ -88,7 +79,7 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
         experts = experts_of.get(id(value))
         if isinstance(value, Tensor):
             value = value.detach()
-        if _is_dtensor(value):
+        if is_dtensor(value):
             value = value.full_tensor()
         if experts is not None and value.shape[0] != experts.num_experts:  # a DTensor may be of all experts
             _check_part(name, value, experts)
@@ -130,7 +121,7 @@ def load_full_state_dict(model: nn.Module, state: dict[str, Tensor], strict: boo
                 )
             if target.shape[0] != experts.num_experts:
                 value = value[experts.local.start : experts.local.stop]
-        if _is_dtensor(target):
+        if is_dtensor(target):
             from torch.distributed.tensor import distribute_tensor
 
             value = distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)
@@ -161,7 +152,7 @@ def sharded_state_dict(model: nn.Module) -> dict[str, Tensor]:
         if isinstance(value, Tensor):
             value = value.detach()
         if experts is not None and value.shape[0] != experts.num_experts:
-            if _is_dtensor(value):
+            if is_dtensor(value):
                 raise NotImplementedError(
                     f"{name} is sharded over the group and by FSDP: store megamoe.full_state_dict, or leave experts to "
                     "the group (fully_shard(..., ignored_params=set(megamoe.expert_parameters(model).values())))"
@@ -176,5 +167,5 @@ def _sharded(local: Tensor, experts: Experts) -> Tensor:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Shard
 
-    mesh = DeviceMesh.from_group(experts.group or dist.group.WORLD, local.device.type)
+    mesh = DeviceMesh.from_group(_groups.resolve(experts.group), local.device.type)
     return DTensor.from_local(local, mesh, [Shard(0)], run_check=False)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from . import _groups
-from ._initial import local_tensor
+from ._dtensor import local_tensor
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,6 +34,15 @@ def modules_with_experts(model: nn.Module):
             yield name, module, experts
 
 
+def parameters_of_experts(model: nn.Module):
+    """(name in the model, parameter, its Experts) of each expert parameter."""
+    for prefix, module, experts in modules_with_experts(model):
+        for name in experts.names:
+            parameter = module._parameters.get(name)
+            if parameter is not None:
+                yield f"{prefix}.{name}" if prefix else name, parameter, experts
+
+
 def expert_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters of this rank's experts in a model, by name: what is not to be reduced over the group.
 
@@ -41,12 +50,7 @@ def expert_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     changed. So it does not matter whether the parameters were loaded by assignment, copied or sharded since; ask again
     after that, for the parameters are others.
     """
-    return {
-        f"{prefix}.{name}" if prefix else name: module._parameters[name]
-        for prefix, module, experts in modules_with_experts(model)
-        for name in experts.names
-        if module._parameters.get(name) is not None
-    }
+    return {name: parameter for name, parameter, _ in parameters_of_experts(model)}
 
 
 def is_expert_parameter(parameter: nn.Parameter) -> bool:

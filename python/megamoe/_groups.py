@@ -50,7 +50,7 @@ class OfGroup:
         return copied
 
 
-def _resolve(group):
+def resolve(group):
     """Returns the torch group, or ALONE where there is none."""
     if isinstance(group, _NotStored):
         raise ValueError(
@@ -72,7 +72,7 @@ def _name_of(torch_group) -> str:
 
 def rank_and_size(group: dist.ProcessGroup | None = None) -> tuple[int, int]:
     """This process's rank in the group, and the number of its ranks."""
-    torch_group = _resolve(group)
+    torch_group = resolve(group)
     if torch_group is ALONE:
         return 0, 1
     return dist.get_rank(torch_group), dist.get_world_size(torch_group)
@@ -81,7 +81,7 @@ def rank_and_size(group: dist.ProcessGroup | None = None) -> tuple[int, int]:
 def common_seed(group: dist.ProcessGroup | None = None) -> int:
     """A seed from torch's CPU generator: every rank draws one, all get that of rank 0. Collective."""
     seed = [int(torch.randint(2**62, (), device="cpu"))]
-    torch_group = _resolve(group)
+    torch_group = resolve(group)
     if rank_and_size(group)[1] > 1:
         dist.broadcast_object_list(seed, group=torch_group, group_src=0)
     return seed[0]
@@ -115,7 +115,7 @@ def init(
     Raises:
         RuntimeError: a rank that does not come; hosts with different numbers of ranks, or that are not in order.
     """
-    torch_group = _resolve(group)
+    torch_group = resolve(group)
     if torch_group is ALONE:
         name, meeting, rank, size = _ONE_RANK, ("", "", ""), 0, 1
     else:
@@ -172,7 +172,7 @@ def check(group: dist.ProcessGroup | None = None) -> None:
     Raises:
         RuntimeError: with the library's message.
     """
-    torch.ops.megamoe.check(_name_of(_resolve(group)))
+    torch.ops.megamoe.check(_name_of(resolve(group)))
 
 
 def reserve(max_tokens: int, group: dist.ProcessGroup | None = None) -> None:
@@ -190,7 +190,7 @@ def reserve(max_tokens: int, group: dist.ProcessGroup | None = None) -> None:
 
 def shutdown(group: dist.ProcessGroup | None = None) -> None:
     """Leaves the group. Peers that wait for this rank get an error; a later call connects anew."""
-    name = _name_of(_resolve(group))
+    name = _name_of(resolve(group))
     _connected.pop(name, None)
     torch.ops.megamoe.drop_group(name)
 
@@ -199,7 +199,7 @@ def shutdown(group: dist.ProcessGroup | None = None) -> None:
 @torch.compiler.assume_constant_result
 def connected_name(group: dist.ProcessGroup | None = None) -> str:
     """The name that the operators know the group by; connects it first where needed (collective)."""
-    torch_group = _resolve(group)
+    torch_group = resolve(group)
     name = _name_of(torch_group)
     known = _connected.get(name)
     if known is None or known() is not torch_group:

@@ -6,14 +6,11 @@ Every row has a stream of random numbers of its own, so that a rank draws those 
 import torch
 from torch import Tensor, nn
 
-
-def local_tensor(parameter: Tensor) -> Tensor:
-    """This rank's part of a DTensor; other tensors as they are."""
-    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
+from ._dtensor import is_dtensor, local_tensor
 
 
 def _first_local_row(parameter: Tensor) -> int:
-    if not hasattr(parameter, "to_local"):
+    if not is_dtensor(parameter):
         return 0
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from . import _groups
+from ._dtensor import local_tensor
 from ._experts import Experts, local_experts, mark
-from ._initial import draw_normal, local_tensor
+from ._initial import draw_normal
 from ._moe import moe, refused_by_all
 from ._router import Router, check_positive
 

@@ -15,8 +15,8 @@ from torch.distributed import ProcessGroup
 from transformers.integrations import moe as transformers_moe
 
 from . import _groups
+from ._dtensor import is_dtensor, local_tensor
 from ._experts import Experts, local_experts, mark, modules_with_experts
-from ._initial import local_tensor
 from ._moe import moe, refused_by_all
 
 #: transformers' act_fn by class name -> the library's activation, with and without gate.
@@ -152,7 +152,7 @@ def _refuse_spread(experts: nn.Module) -> None:
     if hasattr(experts, "megamoe_experts"):
         raise ValueError(f"{type(experts).__name__} has been through parallelize_experts before")
     for name in _names_of(experts):
-        if hasattr(getattr(experts, name), "to_local"):
+        if is_dtensor(getattr(experts, name)):
             raise ValueError(
                 f"{name} of {type(experts).__name__} is a DTensor: call parallelize_experts before fully_shard"
             )
