@@ -29,6 +29,21 @@ struct SampleOperands {
   int num_k;
 };
 
+struct SampledRow {
+  int expert;
+  std::int64_t row;  ///< -1 where the expert has none
+};
+
+/// The row of the sample with this number.
+__device__ inline SampledRow sample_row(int sample, const std::int32_t* begin,
+                                        const std::int32_t* count, int num_experts) {
+  const int expert =
+      static_cast<int>(hash(sample * 3ULL + 17) % static_cast<unsigned>(num_experts));
+  if (count[expert] == 0) return {expert, -1};
+  return {expert, begin[expert] + static_cast<std::int64_t>(hash(sample * 3ULL + 18) %
+                                                            static_cast<unsigned>(count[expert]))};
+}
+
 template <SampledProduct kProduct>
 __global__ void sample_errors(SampleOperands operands, const std::int32_t* begin,
                               const std::int32_t* count, int num_experts, int num_samples,
@@ -36,11 +51,8 @@ __global__ void sample_errors(SampleOperands operands, const std::int32_t* begin
   const int warp = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32);
   const int num_warps = static_cast<int>(gridDim.x * blockDim.x / 32);
   for (int sample = warp; sample < num_samples; sample += num_warps) {
-    const int expert =
-        static_cast<int>(hash(sample * 3ULL + 17) % static_cast<unsigned>(num_experts));
-    if (count[expert] == 0) continue;
-    const std::int64_t row =
-        begin[expert] + hash(sample * 3ULL + 18) % static_cast<unsigned>(count[expert]);
+    const auto [expert, row] = sample_row(sample, begin, count, num_experts);
+    if (row < 0) continue;
     const int column =
         static_cast<int>(hash(sample * 3ULL + 19) % static_cast<unsigned>(operands.num_columns));
     double dots[2] = {0.0, 0.0};
@@ -150,11 +162,8 @@ __global__ void sample_gate_up_gradient_errors(Activation activation, DotOperand
   const int warp = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32);
   const int num_warps = static_cast<int>(gridDim.x * blockDim.x / 32);
   for (int sample = warp; sample < num_samples; sample += num_warps) {
-    const int expert =
-        static_cast<int>(hash(sample * 3ULL + 17) % static_cast<unsigned>(num_experts));
-    if (count[expert] == 0) continue;
-    const std::int64_t row =
-        begin[expert] + hash(sample * 3ULL + 18) % static_cast<unsigned>(count[expert]);
+    const auto [expert, row] = sample_row(sample, begin, count, num_experts);
+    if (row < 0) continue;
     DotOperand weights = down;
     weights.data += expert * expert_stride;
     const double w = row_weights[row];
