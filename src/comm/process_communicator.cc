@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/longest_wait.h"
+#include "comm/departure.h"
 #include "comm/futex.h"
 #include "comm/meeting.h"
 #include "comm/shared_memory.h"
@@ -307,7 +308,7 @@ class ProcessCommunicator final : public Communicator {
   [[nodiscard]] std::string departure_text(int peer) const {
     const char* reason = control_.ranks[peer].departure_reason.data();
     if (*reason == '\0') reason = "its process has ended without a word";
-    return "rank " + std::to_string(peer) + " has left (" + reason + ")";
+    return has_left_text(peer, reason);
   }
 
   /// The order in which a rank left; 0 while it takes part. Who first sees that a process has died

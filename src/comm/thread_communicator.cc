@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/longest_wait.h"
+#include "comm/departure.h"
 #include "comm/meeting.h"
 #include "megamoe/communicator.h"
 #include "megamoe/error.h"
@@ -117,7 +118,7 @@ class ThreadGroup {
   }
 
   [[nodiscard]] std::string departure_text(int peer) const {
-    return "rank " + std::to_string(peer) + " has left (" + departure_[peer].reason + ")";
+    return has_left_text(peer, departure_[peer].reason);
   }
 
   /// The first to leave is the cause; others may have left because of it. -1 if all that are

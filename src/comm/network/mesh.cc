@@ -8,15 +8,13 @@
 #include <cstring>
 #include <utility>
 
+#include "comm/departure.h"
+
 namespace megamoe::network {
 namespace {
 
 /// A connection that has ended says so at once; what the peer said about it comes on another one.
 constexpr double kReasonWaitS = 2.0;
-
-std::string has_left_text(int peer, const std::string& reason) {
-  return "rank " + std::to_string(peer) + " has left (" + reason + ")";
-}
 
 }  // namespace
 
