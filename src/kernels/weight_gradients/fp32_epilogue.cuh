@@ -1,5 +1,5 @@
-// fp32 gradients: a piece is 64 channels of half the tile's lines, as two sub-tiles of 32 channels
-// (128 bytes a line).
+// fp32 gradients: a piece is 128 channels of a quarter of the tile's lines, as four sub-tiles of 32
+// channels (128 bytes a line).
 #pragma once
 
 #include "kernels/products/epilogue.cuh"
@@ -11,9 +11,9 @@ namespace megamoe::products {
 /// lane/4 of the warp's 16, line 2(lane%4) + i) of each 8-line block. The 32 lanes of one store hit
 /// 32 banks: four lines x eight channels.
 struct Fp32Lane {
-  std::uint32_t line;     ///< 2 (lane % 4)
-  std::uint32_t channel;  ///< within the 32 of its sub-tile, for h = 0
-  std::uint32_t sub_tile;
+  std::uint32_t line;      ///< 2 (lane % 4)
+  std::uint32_t channel;   ///< within the 32 of its sub-tile, for h = 0
+  std::uint32_t sub_tile;  ///< of the two of a block of 64 channels
 
   __device__ Fp32Lane() {
     const std::uint32_t lane = static_cast<std::uint32_t>(device::lane_idx());
@@ -38,51 +38,66 @@ __device__ inline float load_word(std::uint32_t address) {
   return value;
 }
 
-/// Where gradients are added, the slots of the first pieces hold what those are added to: each
-/// thread adds the words that it writes.
-template <class Writer>
-__device__ inline void write_fp32_blocks(const Accumulators& acc, int num_units,
-                                         GradientUpdate update, Writer& writer) {
+/// A tile of `kBlocks` blocks of lines. Where gradients are added, the slots of the first pieces
+/// hold what those are added to: each thread adds the words that it writes.
+template <int kBlocks, class Writer>
+__device__ inline void write_fp32_tile(const Accumulators& acc, GradientUpdate update,
+                                       Writer& writer) {
+  constexpr int kEights = kBlocks * kFp32LinesABlock / 8;  ///< eights of lines in a piece
+  constexpr std::uint32_t kSubTileBytes = kEights * device::kSwizzleAtomBytes;
   const Fp32Lane lane;
   const std::uint32_t offsets[4] = {lane.offset(0, 0), lane.offset(0, 1), lane.offset(1, 0),
                                     lane.offset(1, 1)};
-  const std::uint32_t sub_tile_bytes = num_units / 2 * schedule::kRowsPerUnit * 128;
 #pragma unroll
-  for (int block = 0; block < kBlocksPerWarpgroup; ++block) {
+  for (int piece = 0; piece < kNumGradientPieces<GradientType::fp32>; ++piece) {
+    const bool adds = piece < kPiecesBroughtIn && update == GradientUpdate::add;
+    const std::uint32_t slot = writer.begin_slot(piece) + lane.sub_tile * kSubTileBytes;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const bool adds = 2 * block + half < kPiecesBroughtIn && update == GradientUpdate::add;
-      const std::uint32_t piece =
-          writer.begin_slot(2 * block + half) + lane.sub_tile * sub_tile_bytes;
-      // Lines of this half, in eights; the accumulators of a half start at a multiple that depends
-      // on the tile's width, so the index stays a compile-time constant by predicating over all of
-      // them.
+    for (int eight = 0; eight < kEights; ++eight) {
 #pragma unroll
-      for (int eight = 0; eight < kTileRows / 8; ++eight) {
-        const int first = half * num_units;
-        if (eight < first || eight >= first + num_units) continue;
-        const std::uint32_t address = piece + (eight - first) * 1024;
+      for (int block = 0; block < kBlocksPerWarpgroup; ++block) {
+        const std::uint32_t address =
+            slot + 2 * block * kSubTileBytes + eight * device::kSwizzleAtomBytes;
 #pragma unroll
         for (int part = 0; part < 4; ++part) {
           const std::uint32_t word = address + offsets[part];
           // -0 changes no value, nor a sign. A branch around the addition would define
           // accumulators, for which the compiler serialises the products (ptxas C7515).
           const float before = adds ? load_word(word) : -0.0F;
-          store_word(word, acc[block][eight * 4 + part] + before);
+          store_word(word, acc[block][(piece * kEights + eight) * 4 + part] + before);
         }
       }
-      writer.end(2 * block + half);
     }
+    writer.end(piece);
+  }
+}
+
+/// The index of an accumulator must be a compile-time constant, so each width has code of its own.
+template <class Writer>
+__device__ inline void write_fp32_blocks(const Accumulators& acc, int num_blocks,
+                                         GradientUpdate update, Writer& writer) {
+  static_assert(kMaxBlocksPerTile == 3);
+  switch (num_blocks) {
+    case 1:
+      write_fp32_tile<1>(acc, update, writer);
+      break;
+    case 2:
+      write_fp32_tile<2>(acc, update, writer);
+      break;
+    default:
+      write_fp32_tile<3>(acc, update, writer);
+      break;
   }
 }
 
 /// The gradient of an expert without rows. Without accumulators: defined by anything but products,
 /// they would make the compiler serialise those (ptxas C7515).
 template <class Writer>
-__device__ inline void write_fp32_zeros(int num_units, Writer& writer) {
-  const int piece_bytes = num_units / 2 * schedule::kRowsPerUnit * kBlockChannels * 4;
+__device__ inline void write_fp32_zeros(int num_blocks, Writer& writer) {
+  const int piece_bytes =
+      num_blocks * kFp32LinesABlock * kGradientTileChannels<GradientType::fp32> * 4;
   const int first = static_cast<int>(threadIdx.x) % device::kWarpgroupSize * 4;
-  for (int piece = 0; piece < 2 * kBlocksPerWarpgroup; ++piece) {
+  for (int piece = 0; piece < kNumGradientPieces<GradientType::fp32>; ++piece) {
     const std::uint32_t slot = writer.begin_slot(piece);
     for (int byte = first; byte < piece_bytes; byte += device::kWarpgroupSize * 4) {
       store_word(slot + byte, 0.0F);

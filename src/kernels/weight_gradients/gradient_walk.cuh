@@ -1,7 +1,11 @@
-// The order of the weight gradients' tiles: expert by expert, its jobs one after the other, lines
-// fastest. An expert's rows, a few tens of MB, stay in the L2 while all of its tiles read them. The
-// number of tiles does not depend on the rows. Early jobs go through all experts before the others
-// begin: those may still await their rows.
+// The order of the weight gradients' tiles: expert by expert, its jobs one after the other. An
+// expert's rows, a few tens of MB, stay in the L2 while all of its tiles read them. The number of
+// tiles does not depend on the rows. Early jobs go through all experts before the others begin:
+// those may still await their rows.
+//
+// bf16: lines fastest. fp32: channels fastest, so that clusters which run at the same time move
+// whole lines of the gradient, and few pages of it: 8% of the backward pass at qwen3-235b where
+// gradients are added, nothing as bf16 (docs/perf_log.md, section 21).
 #pragma once
 
 #include <cstdint>
@@ -22,7 +26,7 @@ struct GradientTile {
   int last_k_steps;
 };
 
-template <Shared kShared>
+template <Shared kShared, GradientType kType>
 class GradientWalk {
  public:
   __device__ GradientWalk(const WeightGradientParams& params, int cta_rank)
@@ -51,8 +55,10 @@ class GradientWalk {
       const GradientJob& job = params_.jobs[tile.job];
       const int line_tiles = num_line_tiles(job);
       const int walk_lines = kShared == Shared::rows ? line_tiles : line_tiles / kClusterSize;
-      const int line = local % walk_lines;
-      const int channel = local / walk_lines;
+      const int walk_channels = num_tiles(job) / walk_lines;
+      constexpr bool kLinesFirst = kType == GradientType::bf16;
+      const int line = kLinesFirst ? local % walk_lines : local / walk_channels;
+      const int channel = kLinesFirst ? local / walk_lines : local % walk_channels;
       const schedule::UnitRange blocks = schedule::unit_tile(
           job.num_line_blocks, line_tiles, kShared == Shared::rows ? line : line * 2 + cta_rank_);
       tile.channel_tile = kShared == Shared::rows ? channel * 2 + cta_rank_ : channel;

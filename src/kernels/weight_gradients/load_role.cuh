@@ -41,7 +41,7 @@ __device__ inline void gradient_load_role(const WeightGradientParams& params,
   const std::uint32_t stages = device::shared_address(shared.stages);
   const std::uint32_t filled = device::shared_address(stage_barriers(shared).stage_filled);
   const std::uint32_t free = device::shared_address(stage_barriers(shared).stage_free);
-  GradientWalk<kShared> walk(params, cta_rank);
+  GradientWalk<kShared, kType> walk(params, cta_rank);
   trace::Recorder recorder(params.trace_region, trace::track_warp_0, 0);
   device::RingPosition<kInTurns ? kTurnStages : kNumStages> ring;
   GradientTile tile;

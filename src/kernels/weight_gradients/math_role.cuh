@@ -24,7 +24,7 @@ __device__ inline void multiply_together(const WeightGradientParams& params, Sha
   trace::Recorder recorder(params.trace_region, trace::track_math_0 + warpgroup,
                            static_cast<int>(threadIdx.x) % device::kWarpgroupSize);
   const StageBarriers barriers(shared.barriers, recorder);
-  GradientWalk<kShared> walk(params, cta_rank);
+  GradientWalk<kShared, GradientType::bf16> walk(params, cta_rank);
   PieceWriter<GradientPieces<GradientType::bf16>> writer(shared, warpgroup, recorder);
   StageRing ring;
   GradientTile tile;
@@ -92,7 +92,7 @@ __device__ inline void multiply_in_turns(const WeightGradientParams& params, Tur
   trace::Recorder recorder(params.trace_region, trace::track_math_0 + warpgroup,
                            static_cast<int>(threadIdx.x) % device::kWarpgroupSize);
   const TurnStages barriers(shared.turns, warpgroup, recorder);
-  GradientWalk<kShared> walk(params, cta_rank);
+  GradientWalk<kShared, GradientType::fp32> walk(params, cta_rank);
   PieceWriter<GradientPieces<GradientType::fp32>> writer(
       shared, warpgroup, recorder,
       params.update == GradientUpdate::add ? FirstGrant::awaited : FirstGrant::given);
@@ -115,7 +115,7 @@ __device__ inline void multiply_in_turns(const WeightGradientParams& params, Tur
         writer.write_nothing();
       } else if (tile.num_k_blocks == 0) {
         barriers.end_turn();
-        write_fp32_zeros(num_units, writer);
+        write_fp32_zeros(tile.num_blocks, writer);
       } else {
         Accumulators acc;
         device::forget_accumulators(acc);
@@ -127,7 +127,7 @@ __device__ inline void multiply_in_turns(const WeightGradientParams& params, Tur
               tile.last_k_steps);
         }
         const trace::Span span(recorder, trace::Event::epilogue, tile.group, num_units);
-        write_fp32_blocks(acc, num_units, params.update, writer);
+        write_fp32_blocks(acc, tile.num_blocks, params.update, writer);
       }
       turn_parity ^= 1U;
     }

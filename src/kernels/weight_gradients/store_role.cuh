@@ -19,11 +19,9 @@ struct Fp32Piece {
 
   __device__ Fp32Piece(const WeightGradientParams& params, const GradientTile& tile, int piece)
       : map(&params.jobs[tile.job].gradient[tile.num_blocks - 1]),
-        line(tile.first_block * kGradientBlock +
-             piece % 2 * tile.num_blocks * (kGradientBlock / 2)),
-        sub_tile((tile.channel_tile * kGradientTileChannels<GradientType::fp32> +
-                  piece / 2 * kBlockChannels) /
-                 kFp32LineElements),
+        line(tile.first_block * kGradientBlock + piece * tile.num_blocks * kFp32LinesABlock),
+        sub_tile(tile.channel_tile *
+                 (kGradientTileChannels<GradientType::fp32> / kFp32LineElements)),
         group(tile.group) {}
 
   __device__ void store(std::uint32_t slot) const {
@@ -44,7 +42,8 @@ __device__ inline void grant_slot(const WeightGradientParams& params, const Grad
     device::arrive(granted);
     return;
   }
-  constexpr std::uint32_t kBytesABlock = kGradientBlock / 2 * kBlockChannels * sizeof(float);
+  constexpr std::uint32_t kBytesABlock =
+      kFp32LinesABlock * kGradientTileChannels<GradientType::fp32> * sizeof(float);
   device::arrive_expecting(granted, tile.num_blocks * kBytesABlock);
   Fp32Piece(params, tile, piece).load(slot, granted);
 }
@@ -53,7 +52,7 @@ __device__ inline void grant_slot(const WeightGradientParams& params, const Grad
 template <Shared kShared, class MayStore>
 __device__ inline void store_bf16_tiles(const WeightGradientParams& params, SharedStorage& shared,
                                         int cta_rank, int slot_idx, const MayStore& may_store) {
-  GradientWalk<kShared> walk(params, cta_rank);
+  GradientWalk<kShared, GradientType::bf16> walk(params, cta_rank);
   trace::Recorder recorder(params.trace_region, trace::track_warp_1 + slot_idx, 0);
   SlotStores<GradientPieces<GradientType::bf16>> stores(shared, slot_idx, recorder);
   GradientTile tile;
@@ -76,7 +75,7 @@ __device__ inline void store_fp32_tiles(const WeightGradientParams& params, Turn
                                         int cta_rank, int slot_idx, const MayStore& may_store) {
   using Pieces = GradientPieces<GradientType::fp32>;
   constexpr int kPieces = Pieces::kPerWarpgroup;
-  GradientWalk<kShared> walk(params, cta_rank);
+  GradientWalk<kShared, GradientType::fp32> walk(params, cta_rank);
   trace::Recorder recorder(params.trace_region, trace::track_warp_1 + slot_idx, 0);
   SlotStores<Pieces> stores(shared, slot_idx, recorder);
   GradientTile tile;

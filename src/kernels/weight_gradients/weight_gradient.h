@@ -33,11 +33,12 @@ inline constexpr int kGradientTileChannels =
 template <GradientType kType>
 inline constexpr std::uint32_t kGradientChannelBytes = kGradientTileChannels<kType>* kBlockK * 2;
 
-/// Pieces that one warpgroup passes to the store warps at a tile's end: 64 channels, as bf16 of all
-/// lines, as fp32 of half of them.
+/// Pieces that one warpgroup passes to the store warps at a tile's end: as bf16 64 channels of all
+/// lines; as fp32 all 128 channels of a quarter of the lines, so that 512 bytes of a line move
+/// together.
 template <GradientType kType>
-inline constexpr int kNumGradientPieces =
-    kType == GradientType::bf16 ? kBlocksPerWarpgroup : 2 * kBlocksPerWarpgroup;
+inline constexpr int kNumGradientPieces = kType == GradientType::bf16 ? kBlocksPerWarpgroup : 4;
+inline constexpr int kFp32LinesABlock = kGradientBlock / kNumGradientPieces<GradientType::fp32>;
 
 template <GradientType kType>
 using GradientPieces = PieceNumbering<kNumGradientPieces<kType>>;
@@ -54,8 +55,9 @@ enum class GradientUpdate : std::int32_t { store, add };
 
 /// Where fp32 gradients are added, what the first pieces of a tile are added to is brought into
 /// their slots before, and the sums are stored; the other pieces the copy engine adds into memory.
-/// Each way alone is slower than the products: the copy engine adds 0.9 TB/s, and two slots bring
-/// in and store hardly more (docs/perf_log.md).
+/// Each way alone is slower at qwen3-235b: the copy engine adds 0.9 TB/s, and two slots bring in
+/// and store hardly more. With all brought in qwen3-30b and deepseek-v3 are 6 to 8% faster where no
+/// gradient runs beside dx; where one does was not measured (docs/perf_log.md, section 21).
 inline constexpr int kPiecesBroughtIn = 2;
 
 struct WeightGradientParams {

@@ -36,7 +36,8 @@ CUtensorMap gradient_map(const LaunchOptions& options, const TensorView& gradien
     tile.sizes = {kLineElements, gradient.sizes[1], gradient.sizes[2] / kLineElements,
                   gradient.sizes[0]};
     tile.stride_bytes = {4, gradient.strides[1] * 4, kLineElements * 4, gradient.strides[0] * 4};
-    tile.box = {kLineElements, num_blocks * kGradientBlock / 2, kBlockChannels / kLineElements, 1};
+    tile.box = {kLineElements, num_blocks * kFp32LinesABlock,
+                kGradientTileChannels<GradientType::fp32> / kLineElements, 1};
   }
   return tensor_map(options, tile, "gradient");
 }
