@@ -14,6 +14,7 @@
 #include "kernels/rank_view.h"
 #include "layer/backend.h"
 #include "layer/validate.h"
+#include "schedule/beside_dx.h"
 
 namespace megamoe::cuda {
 
@@ -71,6 +72,7 @@ class CudaBackend final : public LayerBackend {
                    const products::LaunchOptions& launch);
   void gradient_of_unsaved(const products::GroupedRows& groups, const BackwardInput& input,
                            const products::LaunchOptions& launch);
+  [[nodiscard]] schedule::SmSplit sms_beside_dx(const products::LaunchOptions& launch) const;
   /// dx leaves while it is computed; beside the weight gradients what is still to come arrives.
   void gradients_beside_rows(std::byte* plan, std::int64_t num_tokens, const BackwardInput& input,
                              const BackwardOutput& output, const gpu::DweightSegments& segments,

@@ -14,7 +14,7 @@ class SideStream {
     int least = 0;
     int greatest = 0;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream priorities");
-    // What runs beside is small and awaited.
+    // What runs beside is small and awaited, or has SMs of its own.
     check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest), "a stream");
     for (cudaEvent_t* event : {&forked_, &joined_}) {
       check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreate");

@@ -7,6 +7,7 @@
 
 #include "layer/workspace.h"
 #include "layer_fixture.h"
+#include "schedule/beside_dx.h"
 
 namespace megamoe::verify {
 namespace {
@@ -57,6 +58,36 @@ TEST(CudaOverlap, RandomLayersHaveTheBitsOfOneKernelAfterTheOther) {
       options.overlap = Overlap::on;
       EXPECT_EQ(differing_tensors(run_step(problem, options, group.get()), wanted), "")
           << "seed " << seed << ", rank " << threads.rank();
+    }
+  });
+}
+
+/// Rows enough for split_sms() on both ranks, and on the first alone.
+TEST(CudaOverlap, AGradientAddedBesideDxHasTheBitsOfOneAfterTheOther) {
+  run_ranks(2, [](Communicator& threads) {
+    const BackendGroup group(threads, Backend::cuda);
+    for (const std::int64_t tokens_of_second : {700, 300, 0}) {
+      ProblemSpec spec = spec_with_tokens({1100, tokens_of_second});
+      spec.hidden_dim = 320;
+      spec.intermediate_dim = 192;
+      spec.num_experts = 4;
+      const std::int64_t rows = schedule::kLeastRowsBesideDx;
+      ASSERT_GE(1100 * 2 * spec.top_k / spec.num_experts, rows);
+      ASSERT_EQ(tokens_of_second * 2 * spec.top_k / spec.num_experts >= rows,
+                tokens_of_second == 700);
+      const Problem problem = make_problem(spec);
+      RunOptions options;
+      options.weight_gradient_mode = WeightGradientMode::accumulate_fp32;
+      options.initial_gradient = 0.25F;
+      options.overlap = Overlap::off;
+      const LayerTensors wanted = run_step(problem, options, group.get());
+      options.overlap = Overlap::on;
+      for (int step = 0; step < 60; ++step) {
+        options.memory_mode = step % 3 == 2 ? MemoryMode::recompute : MemoryMode::saved;
+        options.saved_row_capacity = step % 3 == 1 ? 100 : 0;
+        ASSERT_EQ(differing_tensors(run_step(problem, options, group.get()), wanted), "")
+            << tokens_of_second << " tokens, step " << step << ", rank " << threads.rank();
+      }
     }
   });
 }

@@ -59,27 +59,63 @@ struct Small {
 
 std::ostream& operator<<(std::ostream& out, const Small& small) { return out << small.name; }
 
+/// As Searched, with the gradient of down beside dx, on SMs of its own.
+class SearchedBesideDx : public testing::TestWithParam<std::tuple<Small, Shared>> {};
+
 class Searched : public testing::TestWithParam<std::tuple<Small, bool, Shared>> {};
 
-TEST_P(Searched, EveryInterleavingIsFine) {
-  const auto& [small, overlap, shared] = GetParam();
+LayerShape shape_of(const Small& small, Shared shared) {
   LayerShape shape;
   shape.dims = small.dims;
   shape.num_h_blocks = small.num_h_blocks;
   shape.num_chunks = small.num_chunks;
   shape.num_i_tiles = small.num_i_tiles;
   shape.num_k_blocks = std::max(3U, 2 * small.num_i_tiles);
-  shape.overlap = overlap;
   shape.shared = shared;
   shape.deadlines_may_expire = small.deadlines_may_expire;
+  return shape;
+}
+
+void search(const LayerShape& shape, const Small& small) {
   const Finding finding = search_all(model_of(shape, small.calls), Reduction::by_order,
                                      less_if_sanitized(times(400'000), 500U));
-  RecordProperty("states", static_cast<int>(finding.num_states));
+  testing::Test::RecordProperty("states", static_cast<int>(finding.num_states));
   std::printf("%llu states, %llu steps\n", static_cast<unsigned long long>(finding.num_states),
               static_cast<unsigned long long>(finding.num_steps));
   if (kSanitized && finding.what == kTooManyStates) return;
   expect_fine(finding, small.name);
 }
+
+TEST_P(Searched, EveryInterleavingIsFine) {
+  const auto& [small, overlap, shared] = GetParam();
+  LayerShape shape = shape_of(small, shared);
+  shape.overlap = overlap;
+  search(shape, small);
+}
+
+TEST_P(SearchedBesideDx, EveryInterleavingIsFine) {
+  const auto& [small, shared] = GetParam();
+  LayerShape shape = shape_of(small, shared);
+  shape.gradient_beside_dx = true;
+  shape.resident_ctas = 2 * shape.num_ctas;
+  search(shape, small);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Small, SearchedBesideDx,
+    testing::Combine(
+        testing::Values(
+            Small{"OneRankKept", {1, 2, 1}, {forward({{0, 1}}), backward_of(0, Kept::all)}},
+            Small{"TwoRanks", {2, 2, 1}, {forward({{0}, {0}}), backward_of(0)}},
+            Small{"TwoRanksKept", {2, 2, 1}, {forward({{1}, {0}}), backward_of(0, Kept::all)}},
+            Small{"KeptSomeThenAll",
+                  {2, 2, 1},
+                  {forward({{1}, {}}), backward_of(0, Kept::some), backward_of(0, Kept::all)}}),
+        testing::Values(Shared::rows, Shared::channels)),
+    [](const auto& param) {
+      return std::string(std::get<0>(param.param).name) +
+             (std::get<1>(param.param) == Shared::rows ? "SharingRows" : "SharingChannels");
+    });
 
 INSTANTIATE_TEST_SUITE_P(
     Small, Searched,
@@ -162,6 +198,10 @@ Model random_model(std::uint32_t max_ranks, std::uint32_t max_ctas, std::uint32_
   shape.shared = random() % 2 == 0 ? Shared::rows : Shared::channels;
   shape.overlap = random() % 4 != 0;
   shape.deadlines_may_expire = random() % 8 == 0;
+  if (random() % 3 == 0) {
+    shape.gradient_beside_dx = true;
+    shape.resident_ctas += random() % 2 == 0 ? shape.num_ctas : 0;
+  }
   std::vector<CallSpec> calls;
   std::vector<std::uint32_t> forwards;
   for (std::uint32_t i = 0; i < 2 + random() % 3; ++i) {

@@ -69,7 +69,8 @@ class LayerModel::Builder {
   }
   /// Of the launch's own pulls.
   [[nodiscard]] bool pulls_late() const {
-    return place_.launch == Launch::weight_gradients_beside_rows;
+    return place_.launch == Launch::weight_gradients_beside_rows ||
+           place_.launch == Launch::dx_beside_gradient;
   }
   [[nodiscard]] std::uint32_t next_pull() const {
     return counter(pulls_late() ? kNextPullOfX : kNextPull);
@@ -122,9 +123,12 @@ class LayerModel::Builder {
     std::uint32_t expert = 0;
     std::uint32_t job = 0;
   };
-  [[nodiscard]] std::vector<GradientTile> gradient_tiles(std::uint32_t cta,
-                                                         std::uint32_t num_early_jobs) const;
+  /// Of the jobs from `first` to `end`; those before `first_late` come first for all experts.
+  [[nodiscard]] std::vector<GradientTile> gradient_tiles(std::uint32_t cta, std::uint32_t first,
+                                                         std::uint32_t end,
+                                                         std::uint32_t first_late = 0) const;
   void weight_gradients();
+  void gradient_beside_dx();
   void weight_gradients_beside_rows();
   void gradient_tile(const GradientTile& tile, std::uint32_t cta, std::uint32_t number,
                      Program& steps) const;

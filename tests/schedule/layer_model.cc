@@ -53,6 +53,9 @@ std::vector<LayerModel::Launch> LayerModel::launches_of(const CallSpec& call) co
     std::erase(launches, gate_up_and_pull);
     std::replace(launches.begin(), launches.end(), gradient, gradient_and_pull);
   }
+  if (shape_.gradient_beside_dx && shape_.fault != Fault::gradient_not_joined) {
+    std::replace(launches.begin(), launches.end(), dx_and_push, dx_beside_gradient);
+  }
   swap_launches(launches);
   return launches;
 }
@@ -147,11 +150,11 @@ void LayerModel::add_arrays() {
   const std::uint32_t num_units = max_rows_ / schedule::kRowsPerUnit;
   const std::uint32_t num_h = shape_.num_h_blocks;
   hardware_.num_ranks = num_ranks;
-  hardware_.ctas_per_rank = shape_.num_ctas;
+  hardware_.ctas_per_rank = ctas_per_rank();
   hardware_.resident_ctas = shape_.resident_ctas;
   hardware_.barriers_per_cta = kBarriers;
   hardware_.shared_per_cta = kSharedData;
-  hardware_.barriers.resize(std::size_t{num_ranks} * shape_.num_ctas * kBarriers);
+  hardware_.barriers.resize(std::size_t{num_ranks} * ctas_per_rank() * kBarriers);
   hardware_.deadlines_may_expire = shape_.deadlines_may_expire;
   hardware_.signals.resize(std::size_t{4} * num_ranks * num_ranks);
   for (std::uint32_t rank = 0; rank < num_ranks; ++rank) {
@@ -184,7 +187,7 @@ void LayerModel::add_arrays() {
     arrays.gradient_eJ = global(
         "weight gradients", static_cast<std::uint32_t>(shape_.dims.experts_per_rank()) * kJobs * 2);
     arrays.shared = hardware_.memory.add_array("shared memory", Space::shared, rank,
-                                               shape_.num_ctas * kSharedData);
+                                               ctas_per_rank() * kSharedData);
     hardware_.shared_R.push_back(arrays.shared);
     arrays.first_counter = static_cast<std::uint32_t>(hardware_.counters.size());
     Counter counter;

@@ -69,7 +69,7 @@ DatumId LayerModel::Builder::shared(std::uint32_t cta, std::uint32_t datum) cons
   return own().shared + cta * kSharedData + datum;
 }
 std::uint32_t LayerModel::Builder::barrier(std::uint32_t cta, std::uint32_t of_cta) const {
-  return (rank_ * shape().num_ctas + cta) * kBarriers + of_cta;
+  return (rank_ * model_.ctas_per_rank() + cta) * kBarriers + of_cta;
 }
 
 template <Shared kShared>

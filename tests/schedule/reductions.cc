@@ -47,7 +47,7 @@ std::vector<std::pair<DatumId, std::uint64_t>> LayerModel::Builder::results() co
     results.emplace_back(own().output_dweights_T + token, tag(Tag::output_dweight, rank_, token));
   }
   for (std::uint32_t cta = 0; backward() && cta < shape().num_ctas; ++cta) {
-    for (const GradientTile& tile : gradient_tiles(cta, 0)) {
+    for (const GradientTile& tile : gradient_tiles(cta, 0, kJobs)) {
       results.emplace_back(gradient(tile, cta), gradient_tag(tile, cta));
     }
   }

@@ -16,17 +16,17 @@ constexpr int kBlock = 64;               // rows of a K block, of which each CTA
 
 }  // namespace
 
-/// Early jobs go through all experts before the others begin.
 std::vector<LayerModel::Builder::GradientTile> LayerModel::Builder::gradient_tiles(
-    std::uint32_t cta, std::uint32_t num_early_jobs) const {
+    std::uint32_t cta, std::uint32_t first, std::uint32_t end, std::uint32_t first_late) const {
   std::vector<GradientTile> all;
-  const auto add_jobs = [&](std::uint32_t first, std::uint32_t end) {
+  const auto add_jobs = [&](std::uint32_t from, std::uint32_t to) {
     for (std::uint32_t expert = 0; expert < num_experts(); ++expert) {
-      for (std::uint32_t job = first; job < end; ++job) all.push_back({expert, job});
+      for (std::uint32_t job = from; job < to; ++job) all.push_back({expert, job});
     }
   };
-  add_jobs(0, num_early_jobs);
-  add_jobs(num_early_jobs, kJobs);
+  const std::uint32_t late = std::max(first, first_late);
+  add_jobs(first, late);
+  add_jobs(late, end);
   std::vector<GradientTile> tiles;
   for (std::size_t i = cta / kCluster; i < all.size(); i += shape().num_ctas / kCluster) {
     tiles.push_back(all[i]);
@@ -76,22 +76,40 @@ void LayerModel::Builder::weight_gradients() {
   if (control_.call_failed) return;
   on_all_ctas("multiplies", [&](std::uint32_t cta, Program& steps) {
     std::uint32_t number = 0;
-    for (const GradientTile& tile : gradient_tiles(cta, 0)) {
+    for (const GradientTile& tile : gradient_tiles(cta, 0, kJobs)) {
       gradient_tile(tile, cta, number++, steps);
     }
     steps.push_back(op(OpKind::wait_complete));
   });
 }
 
+/// The same kernel, with the gradient that does not read x, on the SMs that dx leaves to it.
+void LayerModel::Builder::gradient_beside_dx() {
+  if (control_.call_failed) return;
+  for (std::uint32_t cta = 0; cta < shape().num_ctas; ++cta) {
+    const std::uint32_t own_cta = shape().num_ctas + cta;
+    Program& steps = agent(own_cta, "multiplies");
+    std::uint32_t number = 0;
+    for (const GradientTile& tile : gradient_tiles(cta, kDown, kDown + 1)) {
+      gradient_tile(tile, own_cta, number++, steps);
+    }
+    steps.push_back(op(OpKind::wait_complete));
+    if (call().kept != Kept::nothing) pull_role(agent(own_cta, "pulls"));
+  }
+}
+
 /// weight_gradients_beside_rows_kernel.cuh
 void LayerModel::Builder::weight_gradients_beside_rows() {
   kernel_.name = "weight_gradients_beside_rows";
   if (control_.call_failed) return;
-  const bool pulls_x = call().kept != Kept::nothing;  // none, where split_groups() leaves none
+  const std::uint32_t first = shape().gradient_beside_dx ? kDown + 1 : kDown;
+  if (has(Fault::gradient_not_joined)) gradient_beside_dx();
+  // None, where split_groups() leaves none, or the gradient beside dx has left none.
+  const bool pulls_x = call().kept != Kept::nothing && first == kDown;
   on_all_ctas("multiplies", [&](std::uint32_t cta, Program& steps) {
     bool awaits_x = pulls_x && !has(Fault::x_not_awaited);
     std::uint32_t number = 0;
-    for (const GradientTile& tile : gradient_tiles(cta, 1)) {
+    for (const GradientTile& tile : gradient_tiles(cta, first, kJobs, kDown + 1)) {
       if (tile.job != kDown && std::exchange(awaits_x, false)) {
         read_pulls_left(steps);
         steps.push_back(op(OpKind::await_counter, pulls_done(), 0, num_own_pulls()));

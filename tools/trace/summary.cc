@@ -236,19 +236,19 @@ KernelSummary summarize(const KernelRun& kernel, int rank) {
 }
 
 double share_under_weight_gradients(const std::vector<GpuTimeline>& gpus, int rank) {
-  const auto find = [](const GpuTimeline& gpu, const char* name) {
-    return std::find_if(gpu.kernels.begin(), gpu.kernels.end(),
-                        [&](const KernelRun& kernel) { return kernel.name == name; });
-  };
   double pushed_us = 0.0;
   double hidden_us = 0.0;
   for (const GpuTimeline& gpu : gpus) {
     if (gpu.rank != rank) continue;
-    const auto gradients = find(gpu, "weight_gradients");
-    if (gradients == gpu.kernels.end()) return 0.0;
-    const Intervals under = {{gradients->begin_us(), gradients->end_us()}};
+    Intervals gradients;  // two kernels where the first runs beside dx
+    for (const KernelRun& kernel : gpu.kernels) {
+      if (kernel.name != "weight_gradients") continue;
+      gradients.push_back({kernel.begin_us(), kernel.end_us()});
+    }
+    const Intervals under = merged(std::move(gradients));
     for (const GpuTimeline& other : gpus) {
-      const auto dx = find(other, "dx");
+      const auto dx = std::find_if(other.kernels.begin(), other.kernels.end(),
+                                   [](const KernelRun& kernel) { return kernel.name == "dx"; });
       if (other.rank == rank || dx == other.kernels.end()) continue;
       for (const Block& block : dx->blocks) {
         const Intervals pushes = of_event(block, Event::pushes);

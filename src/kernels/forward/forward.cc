@@ -166,7 +166,7 @@ void weight_gradients_beside_rows(const RankView& view, std::byte* plan,
                                   const products::LaunchOptions& options) {
   products::WeightGradientLaunch launch = products::describe_weight_gradients(
       groups_of(view, plan), gradients, mode, options, &view.control()->call_failed);
-  launch.params.num_early_jobs = 1;
+  launch.params.num_early_jobs = beside.num_without_x;
   PullParams pulls = cut_rows(view);
   pulls.by = PulledBy::weight_gradients;
   if (beside.x_CH != nullptr) {

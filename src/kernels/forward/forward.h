@@ -75,13 +75,15 @@ struct RowsBeside {
   RowsOutput dx_TH;  ///< to be reduced as far as time allows
   DweightsOutput dweights_TK;
   std::int64_t num_tokens = 0;
+  /// The first of the gradients, which do not read x: their tiles of all experts come before those
+  /// of the others.
+  int num_without_x = 1;
 };
 
-/// products::multiply_weight_gradients of all rows. The first of `gradients` does not read x: its
-/// tiles of all experts come before those of the others. Follows announce(gradients_sent). Tokens
-/// whose dx and dweights it has not written are left to reduce_other_gradients(). Fails the call
-/// (rows_late) where x does not arrive within the inner deadline; then the gradients that read it
-/// are not written.
+/// products::multiply_weight_gradients of all rows. Where tokens are to be reduced, follows
+/// announce(gradients_sent). Tokens whose dx and dweights it has not written are left to
+/// reduce_other_gradients(). Fails the call (rows_late) where x does not arrive within the inner
+/// deadline; then the gradients that read it are not written.
 void weight_gradients_beside_rows(const RankView& view, std::byte* plan,
                                   std::span<const products::WeightGradient> gradients,
                                   products::GradientMode mode, const RowsBeside& beside,

@@ -108,7 +108,9 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
     } else if (warp == static_cast<int>(ProducerWarp::pulls)) {
       trace::Recorder recorder(params.trace_region, trace::track_warp_3, device::lane_idx());
       if (pull_params.num_passes > 0) gpu::pull_role(view, pull_params, beside.pulls, recorder);
-      gpu::reduce_role(view, targets, &beside.pulls.chunks[0][0], beside.reduction, recorder);
+      if (targets.num_tokens > 0) {
+        gpu::reduce_role(view, targets, &beside.pulls.chunks[0][0], beside.reduction, recorder);
+      }
     } else {
       if (device::elect_one()) {
         const volatile std::uint32_t& rows_late = beside.rows_late;
