@@ -89,7 +89,7 @@ CudaBackend::CudaBackend(const LayerConfig& config, Workspace::Impl& workspace)
   }
   view_.scratch = memory_.local.data();
   view_.failure = memory_.failure.get();
-  view_.stop = memory_.calls->stop.get();
+  view_.has_left_R = memory_.calls->has_left_R.get();
   view_.entry_deadline_ns = to_ns(config.entry_deadline_s);
   view_.inner_deadline_ns = to_ns(config.inner_deadline_s);
 }

@@ -57,7 +57,9 @@ class CudaBackend final : public LayerBackend {
   /// Enqueues a call. Where a launch throws the call cannot be completed any more: peers learn that
   /// this rank has failed for good.
   void enqueue(cudaStream_t stream, const std::function<void()>& launches);
-  std::optional<Error> wait_for(cudaStream_t stream);
+  void wait_for(cudaStream_t stream);
+  /// What the failure record says, which is set, and what the group knows about it.
+  [[nodiscard]] Error recorded_failure() const;
 
   void enqueue_forward(CudaCallState& state, const ForwardInput& input, const ForwardOutput& output,
                        cudaStream_t stream);

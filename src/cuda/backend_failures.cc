@@ -1,8 +1,10 @@
 // How calls of the CUDA backend are refused, given up and checked.
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "cuda/backend.h"
 #include "kernels/failure.h"
@@ -14,7 +16,20 @@ namespace megamoe::cuda {
 void CudaBackend::throw_recorded_failure() const {
   if (memory_.given_up) throw Error(*memory_.given_up);
   const volatile device::FailureRecord* record = memory_.failure.get();
-  if (record->is_set != 0) throw gpu::to_error(*memory_.failure.get());
+  if (record->is_set != 0) throw recorded_failure();
+}
+
+Error CudaBackend::recorded_failure() const {
+  const device::FailureRecord& record = *memory_.failure.get();
+  const Error error = gpu::to_error(record);
+  if (device::is_fatal(record.code)) memory_.calls->has_failed = true;
+  if (record.code != device::FailureCode::peer_failed) return error;
+  const std::vector<Departure> departures = workspace_.communicator.departures();
+  if (departures.empty()) return error;
+  // A peer that is still there has failed because of another, of the first that left.
+  auto cause = std::ranges::find(departures, record.peer, &Departure::rank);
+  if (cause == departures.end()) cause = departures.begin();
+  return {cause->error.code(), std::string(error.what()) + ": " + cause->error.what()};
 }
 
 void CudaBackend::or_refuse(gpu::CallKind kind, cudaStream_t stream,
@@ -58,32 +73,19 @@ void CudaBackend::enqueue(cudaStream_t stream, const std::function<void()>& laun
   }
 }
 
-/// Waits for the stream and for all calls; meanwhile, from time to time, looks whether the peers
-/// are still there. Where one has gone, kernels that wait for it are told to give up. Returns what
-/// is known about it.
-std::optional<Error> CudaBackend::wait_for(cudaStream_t stream) {
+/// Waits for the stream and for all calls. Kernels of theirs that wait for a peer which has left
+/// are ended by RankCalls::watch.
+void CudaBackend::wait_for(cudaStream_t stream) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kBusy{2};
-  constexpr std::chrono::milliseconds kBetweenLooks{50};
-  std::optional<Error> departure;
   const Clock::time_point start = Clock::now();
-  Clock::time_point next_look = start + kBetweenLooks;
   for (;;) {
     const cudaError_t status = cudaStreamQuery(stream);
     if (status != cudaErrorNotReady) {
       cuda::check(status, "MoeLayer::check");
-      if (memory_.calls->order.is_done()) return departure;
+      if (memory_.calls->order.is_done()) return;
     }
-    const Clock::time_point now = Clock::now();
-    if (now - start > kBusy) std::this_thread::sleep_for(std::chrono::microseconds(100));
-    if (departure || now < next_look) continue;
-    next_look = now + kBetweenLooks;
-    try {
-      workspace_.communicator.throw_if_peer_left();
-    } catch (const Error& error) {
-      departure = error;
-      *const_cast<volatile std::uint32_t*>(memory_.calls->stop.get()) = 1;
-    }
+    if (Clock::now() - start > kBusy) std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
 }
 
@@ -94,15 +96,12 @@ void CudaBackend::check(Stream stream_handle) {
     throw Error(ErrorCode::invalid_argument,
                 "MoeLayer::check within a stream capture: it waits for the stream");
   }
-  const std::optional<Error> departure = wait_for(stream);
+  wait_for(stream);
   if (memory_.given_up) throw Error(*memory_.given_up);
   device::FailureRecord& record = *memory_.failure.get();
   if (record.is_set == 0) return;
-  const Error error = gpu::to_error(record);
+  const Error error = recorded_failure();
   if (!device::is_fatal(record.code)) record = {};
-  if (departure && record.code == device::FailureCode::peer_failed) {
-    throw Error(departure->code(), std::string(error.what()) + ": " + departure->what());
-  }
   throw error;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <sys/mman.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "device/cuda_check.h"
+#include "megamoe/error.h"
 
 namespace megamoe::cuda {
 
@@ -98,6 +100,37 @@ class PinnedValue {
 
  private:
   T* value_ = nullptr;
+};
+
+/// Words of the host that every device can read; zeroed. The memory is the process's, not CUDA's: a
+/// thread may write it until the process has ended, when CUDA is long taken down. It is shared with
+/// forked children, so that none makes the host write to a copy.
+class HostWords {
+ public:
+  explicit HostWords(std::size_t count) : bytes_(count * sizeof(std::uint32_t)) {
+    memory_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory_ == MAP_FAILED) {
+      throw Error(ErrorCode::out_of_memory, "host memory of " + std::to_string(bytes_) + " bytes");
+    }
+    const cudaError_t status =
+        cudaHostRegister(memory_, bytes_, cudaHostRegisterMapped | cudaHostRegisterPortable);
+    if (status != cudaSuccess) {
+      munmap(memory_, bytes_);
+      check(status, "pinned host memory of " + std::to_string(bytes_) + " bytes");
+    }
+  }
+  HostWords(const HostWords&) = delete;
+  HostWords& operator=(const HostWords&) = delete;
+  ~HostWords() {
+    cudaHostUnregister(memory_);
+    munmap(memory_, bytes_);
+  }
+
+  [[nodiscard]] std::uint32_t* get() const { return static_cast<std::uint32_t*>(memory_); }
+
+ private:
+  std::size_t bytes_;
+  void* memory_ = nullptr;
 };
 
 }  // namespace megamoe::cuda

@@ -1,10 +1,12 @@
 // Calls run in the order in which they were enqueued, whatever their streams.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 
+#include "comm/peer_watch.h"
 #include "cuda/runtime.h"
 #include "layer/call_context.h"
 #include "megamoe/communicator.h"
@@ -107,9 +109,13 @@ class StreamOrder {
 
 /// What all calls of a rank have in common, on whatever workspaces. The device is current.
 struct RankCalls {
-  explicit RankCalls(int device) : order(device) {}
+  /// `group` must outlive them, or the watch's stop().
+  RankCalls(int device, const Communicator& group)
+      : order(device), has_left_R(group.size()), watch(group, has_left_R.get()) {}
   StreamOrder order;
-  PinnedValue<std::uint32_t> stop;  ///< set once a peer has gone: kernels that wait give up
+  HostWords has_left_R;                 ///< not 0: kernels that wait for the rank give up
+  std::atomic<bool> has_failed{false};  ///< for good: peers may be gone without a farewell
+  PeerWatch watch;
 };
 
 /// A communicator whose calls have one order: a rank's calls then meet its peers' in the order in

@@ -24,7 +24,7 @@ std::shared_ptr<RankCalls> calls_of(const Communicator& communicator, int device
   const auto* ordered = dynamic_cast<const OrderedCommunicator*>(&communicator);
   if (ordered != nullptr) return ordered->calls();
   const CurrentDevice current(device);
-  return std::make_shared<RankCalls>(device);
+  return std::make_shared<RankCalls>(device, communicator);
 }
 
 }  // namespace

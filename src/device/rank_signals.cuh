@@ -35,22 +35,23 @@ struct Arrival {
   SignalValue seen;
 };
 
-/// Waits until the signal has reached `epoch`, for at most `deadline_ns`, or until the host raises
-/// `stop` (a word in pinned memory; may be null): it knows that a peer has gone.
+/// Waits until the signal has reached `epoch`, for at most `deadline_ns`, or until the host says
+/// that its sender `has_left` (a word in pinned memory; may be null).
 __device__ inline Arrival await_signal(const SignalValue* signal, std::uint64_t epoch,
-                                       std::uint64_t deadline_ns,
-                                       const volatile std::uint32_t* stop) {
-  constexpr std::uint32_t kLooksBetweenStops = 1024;  // the host's memory is far away
+                                       std::uint64_t deadline_ns, const std::uint32_t* has_left) {
+  constexpr std::uint32_t kLooksBetweenWords = 1024;  // the host's memory is far away
   const std::uint64_t start = now_ns();
+  bool is_last_look = false;
   for (std::uint32_t looks = 1;; ++looks) {
     const SignalValue seen = load_acquire_sys(signal);
     if (epoch_of(seen) >= epoch) {
       return {(seen & kSenderFailed) != 0 ? FailureCode::peer_failed : FailureCode::none, seen};
     }
+    if (is_last_look) return {FailureCode::peer_failed, seen};
     if (now_ns() - start > deadline_ns) return {FailureCode::deadline_exceeded, seen};
-    if (looks % kLooksBetweenStops == 0 && stop != nullptr && *stop != 0) {
-      return {FailureCode::peer_failed, seen};
-    }
+    // A peer that has left may have sent its signal before: that is there by now.
+    is_last_look = looks % kLooksBetweenWords == 0 && has_left != nullptr &&
+                   acquire<Reach::system>(has_left) != 0;
   }
 }
 

@@ -45,8 +45,9 @@ __device__ inline bool await_peers(const RankView& view, device::Signal what, st
   const int peer = static_cast<int>(threadIdx.x);
   device::FailureRecord failure{};
   if (peer < view.routing().num_ranks) {
+    const std::uint32_t* has_left = view.has_left_R == nullptr ? nullptr : view.has_left_R + peer;
     const device::Arrival arrival =
-        device::await_signal(view.signal(what, view.rank, peer), epoch, deadline_ns, view.stop);
+        device::await_signal(view.signal(what, view.rank, peer), epoch, deadline_ns, has_left);
     failure.code = arrival.failure;
     failure.rank = view.rank;
     failure.peer = peer;

@@ -21,8 +21,8 @@ struct RankView {
   std::int32_t rank = 0;
   std::byte* symmetric_R[kMaxRanks] = {};  ///< the rank's own memory has one address everywhere
   std::byte* scratch = nullptr;
-  device::FailureRecord* failure = nullptr;  ///< pinned host memory
-  const std::uint32_t* stop = nullptr;  ///< pinned host memory: not 0 once no peer is to be awaited
+  device::FailureRecord* failure = nullptr;   ///< pinned host memory
+  const std::uint32_t* has_left_R = nullptr;  ///< pinned host memory: not 0 once a rank has left
   std::uint64_t entry_deadline_ns = 0;
   std::uint64_t inner_deadline_ns = 0;
 

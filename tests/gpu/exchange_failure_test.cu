@@ -1,6 +1,9 @@
 // What goes wrong on the device: every rank learns the same, nothing is written, nothing hangs.
+#include <atomic>
 #include <chrono>
+#include <thread>
 
+#include "cuda/runtime.h"
 #include "gpu/exchange_world.cuh"
 #include "kernels/failure.h"
 
@@ -159,6 +162,39 @@ TEST_F(ExchangeFailure, PeerThatStopsInsideTheCallIsNamed) {
   EXPECT_EQ(record(world, 0).peer, 1);
   EXPECT_EQ(record(world, 0).awaited, Signal::rows_staged);
   EXPECT_TRUE(is_poison(world.gpu().rank(0).out));
+}
+
+TEST_F(ExchangeFailure, ARankThatHasLeftEndsOnlyWaitsForWhatItHasNotSent) {
+  const WorkspaceDims sizes = exchange_dims(3, 9, 2, kTokens, 64);
+  ExchangeWorld world(sizes);
+  CaseMaker cases(sizes, 8);
+  const std::vector<RankInput> inputs = {cases.rank_input(kTokens, Pattern::uniform),
+                                         cases.rank_input(9, Pattern::holes),
+                                         cases.rank_input(3, Pattern::uniform)};
+  world.prepare(cases, inputs);
+  const cuda::HostWords has_left_R(3);
+  for (int r = 0; r < 3; ++r) world.gpu().rank(r).view.has_left_R = has_left_R.get();
+  world.gpu().synchronize();
+  for (const int r : {0, 1}) world.gpu().rank(r).enqueue_forward(Pull::through_registers);
+  std::atomic_ref(has_left_R.get()[1]).store(1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  for (const int r : {0, 1}) {  // they still wait for rank 2
+    EXPECT_EQ(cudaStreamQuery(world.gpu().rank(r).stream), cudaErrorNotReady);
+  }
+  world.gpu().rank(2).enqueue_forward(Pull::through_registers);
+  world.gpu().synchronize();
+  world.host().forward(inputs, world.results());
+  world.compare_all(ExchangeWorld::Direction::forward);
+
+  const auto start = std::chrono::steady_clock::now();
+  for (const int r : {0, 2}) world.gpu().rank(r).enqueue_forward(Pull::through_registers);
+  world.gpu().synchronize();
+  EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 1.0);
+  for (const int r : {0, 2}) {
+    EXPECT_EQ(record(world, r).code, FailureCode::peer_failed);
+    EXPECT_EQ(record(world, r).peer, 1);
+    EXPECT_EQ(record(world, r).awaited, Signal::entered);
+  }
 }
 
 TEST_F(ExchangeFailure, PeerThatGivesUpBeforeOrInsideTheCallIsNamedAtOnce) {

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "gpu/layer_device.h"
+#include "gpu/unchecked_calls.h"
 
 namespace megamoe::verify {
 namespace {
@@ -58,6 +59,51 @@ TEST(CudaFailures, APeerThatRaisesBetweenCallsIsNamedLongBeforeTheDeadline) {
   EXPECT_EQ(of_survivor->code(), ErrorCode::peer_failed);
   EXPECT_NE(std::string(of_survivor->what()).find("rank 1"), std::string::npos);
   EXPECT_NE(std::string(of_survivor->what()).find("the disk is full"), std::string::npos);
+}
+
+TEST(CudaFailures, APeerThatRaisesIsNamedWhereNobodyChecks) {
+  const Problem problem = make_problem(spec_with_tokens({12, 12}));
+  RunOptions options;
+  options.deadline_s = 20.0;
+  for (const bool host_waits : {true, false}) {
+    const auto start = std::chrono::steady_clock::now();
+    std::optional<Error> of_survivor;
+    const auto run = [&] {
+      run_ranks(2, [&](Communicator& group) {
+        RankSession session(problem, options, group);
+        session.forward();
+        if (group.rank() == 1) throw Error(ErrorCode::internal, "the disk is full");
+        UncheckedCalls calls(session, group);
+        of_survivor = error_of([&] {
+          for (;;) {
+            calls.forward();
+            if (host_waits) calls.synchronize();
+          }
+        });
+      });
+    };
+    expect_error(ErrorCode::internal, {"the disk is full"}, run);
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+    EXPECT_LT(taken.count(), 10.0);
+    expect_error(ErrorCode::peer_failed, {"rank 0 waited", "rank 1", "the disk is full"}, [&] {
+      if (of_survivor) throw Error(*of_survivor);
+    });
+  }
+}
+
+TEST(CudaFailures, ARankThatIsDoneMayLeaveWhileOthersStillWork) {
+  ProblemSpec spec = spec_with_tokens({40, 1, 300});
+  spec.num_experts = 6;
+  const Problem problem = make_problem(spec);
+  const LayerTensors wanted = run_layer(problem, {});
+  for (int repeat = 0; repeat < 10; ++repeat) {
+    const LayerTensors actual =
+        run_sessions(problem, {}, [&](RankSession& session, Communicator& /*group*/) {
+          const CallContext context = session.forward();
+          session.backward(context);
+        });
+    EXPECT_EQ(differing_tensors(actual, wanted), "");
+  }
 }
 
 TEST(CudaFailures, OneRanksRefusalFailsTheCallOnAll) {

@@ -227,7 +227,7 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
     const Place mine = place_of(
         [&] {
           const CurrentDevice current(device);
-          calls_ = std::make_shared<cuda::RankCalls>(device);
+          calls_ = std::make_shared<cuda::RankCalls>(device, group);
         },
         device);
     std::vector<Place> places(group.size());
@@ -258,6 +258,11 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
             nccl_group_ = std::make_shared<NcclGroup>(records[0].id, group.rank(), group.size());
           }),
           kWhat, kConstructionDeadlineS);
+  }
+
+  ~CudaCommunicator() override {
+    calls_->watch.stop();
+    if (calls_->has_failed && nccl_group_ != nullptr) nccl_group_->fail();
   }
 
   [[nodiscard]] int rank() const override { return group_.rank(); }
