@@ -32,8 +32,10 @@ int with_output_written(int code) {
 
 int main(int argc, char** argv) {
   // Ranks that share a GPU wait for each other within kernels: each of their streams needs a queue
-  // of its own (docs/cuda.md). Read when CUDA starts; a value that the user has set stays.
+  // of its own, and no kernel may have to be loaded meanwhile (docs/cuda.md). Read when CUDA
+  // starts; a value that the user has set stays.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+  setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   CLI::App app{
       "megamoe: Mixture-of-Experts training layers with the network behind the tensor cores"};
   app.require_subcommand(1);

@@ -3,10 +3,15 @@
 // after a break) is in ../train_loop_test.cc, and the slopes of its loss in ../train_model_test.cc:
 // this program runs both on its GPUs.
 #include <gtest/gtest.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "train_fixture.h"
@@ -129,6 +134,40 @@ TEST(TrainCuda, RefusalsNameTheirReason) {
     ADD_FAILURE() << "nothing was thrown";
   } catch (const OptionError& error) {
     EXPECT_EQ(error.option(), "--hidden");
+  }
+}
+
+/// What a process of its own does in the test below; not a test of its own.
+TEST(TrainCudaFresh, DISABLED_Run) {
+  alarm(60);
+  const TemporaryDirectory directory;
+  TrainOptions options = tiny_options(directory);
+  options.num_steps = 3;
+  options.num_ranks = 4;
+  EXPECT_EQ(train_and_report(options).steps.size(), 3U);
+}
+
+// In a process that has launched none of their kernels: a rank that loads one while a peer's call
+// waits for it would wait for that call in turn.
+TEST(TrainCudaFresh, RanksThatShareAGpuTakeTheirFirstSteps) {
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  std::string variable = "CUDA_VISIBLE_DEVICES=" + std::string(visible == nullptr ? "0" : visible);
+  variable.resize(std::min(variable.size(), variable.find(',')));
+  std::vector<char*> environment = {const_cast<char*>(variable.c_str())};
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    if (std::string(*entry).rfind("CUDA_VISIBLE_DEVICES=", 0) != 0) environment.push_back(*entry);
+  }
+  environment.push_back(nullptr);
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    const char* arguments[] = {"train_gpu_test", "--gtest_filter=TrainCudaFresh.DISABLED_Run",
+                               "--gtest_also_run_disabled_tests", "--gtest_brief=1", nullptr};
+    pid_t process = 0;
+    ASSERT_EQ(posix_spawn(&process, "/proc/self/exe", nullptr, nullptr,
+                          const_cast<char* const*>(arguments), environment.data()),
+              0);
+    int status = -1;
+    waitpid(process, &status, 0);
+    EXPECT_EQ(status, 0);
   }
 }
 

@@ -172,6 +172,10 @@ void run_rank(const Run& run, Communicator& communicator, const TrainCallbacks& 
   const bool reports = communicator.rank() == 0;
   const std::unique_ptr<TrainBackend> backend = make_backend(run.options.backend, communicator);
   RankTrainer trainer(run, *backend);
+  // A rank that still allocates may wait for the device, and so for a call of a peer on it that
+  // waits for this rank.
+  backend->wait();
+  communicator.barrier("all ranks to have built the model", kDeadlineS);
   const Clock::time_point start = Clock::now();
   trainer.run_steps(reports ? callbacks.on_step : nullptr);
   FinalRecord record;
