@@ -1,5 +1,6 @@
-// Hardware queues of a GPU. Ranks that share one wait for each other within kernels, so a stream of
-// one must not stand behind a stream of another.
+// Hardware queues of a GPU. Ranks that share one wait for each other within kernels. Calls are
+// enqueued so that any queue will do (comm/enqueue_order.h), but replays of graphs are not: there a
+// stream of one rank must not stand behind a stream of another.
 #pragma once
 
 namespace megamoe {

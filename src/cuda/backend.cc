@@ -189,11 +189,37 @@ void CudaBackend::forward(std::unique_ptr<CallState>& call_state, const ForwardI
   state.num_tokens = num_tokens;
   state.stream = stream;
   state.rows_known = false;
-  enqueue(stream, [&] { enqueue_forward(state, input, output, stream); });
+  enqueue(stream, [&](CallOrder& order) { enqueue_forward(state, input, output, order, stream); });
+}
+
+gpu::RankView CudaBackend::view_after(const CallOrder& order) const {
+  gpu::RankView view = view_;
+  if (order.is_late()) view.entry_deadline_ns = view.inner_deadline_ns = 0;
+  return view;
+}
+
+void CudaBackend::enter(CallOrder& order,
+                        const std::function<void(const gpu::RankView&, gpu::EnterPart)>& launch) {
+  if (!order.is_shared()) {
+    launch(view_, gpu::EnterPart::whole);
+    return;
+  }
+  launch(view_, gpu::EnterPart::announcement);
+  order.meet(Signal::entered);
+  launch(view_after(order), gpu::EnterPart::rest);
+}
+
+void CudaBackend::meet(Signal what, std::byte* plan, CallOrder& order, cudaStream_t stream) {
+  if (order.is_shared()) {
+    gpu::announce(view_, what, stream);
+    order.meet(what);
+  }
+  gpu::meet(view_after(order), plan, what, stream);
 }
 
 void CudaBackend::enqueue_forward(CudaCallState& state, const ForwardInput& input,
-                                  const ForwardOutput& output, cudaStream_t stream) {
+                                  const ForwardOutput& output, CallOrder& order,
+                                  cudaStream_t stream) {
   const std::int64_t num_tokens = state.num_tokens;
   std::byte* plan = state.plan.data();
   const gpu::RoutingInput routing{
@@ -207,13 +233,15 @@ void CudaBackend::enqueue_forward(CudaCallState& state, const ForwardInput& inpu
   memory_.stages.start("stage_and_plan", stream);
   SideStream::Fork beside(memory_.side, stream);
   gpu::count_slots(view_, plan, routing, num_tokens, beside.stream());
-  gpu::enter_call(view_, plan, CallKind::forward, tag(CallKind::forward), num_tokens,
-                  beside.stream());
+  enter(order, [&](const gpu::RankView& view, gpu::EnterPart part) {
+    gpu::enter_call(view, plan, CallKind::forward, tag(CallKind::forward), num_tokens,
+                    beside.stream(), part);
+  });
   gpu::write_pull_lists(view_, plan, num_tokens, beside.stream());
   gpu::stage_forward(view_, rows_input(input.x), num_tokens, stream);
   beside.join();
   memory_.stages.start("meet_rows", stream);
-  gpu::meet(view_, plan, Signal::rows_staged, stream);
+  meet(Signal::rows_staged, plan, order, stream);
   const gpu::PulledRows pulled{rows_of(rows_.x_CH), nullptr, nullptr, rows_.origin_C};
   if (config_.overlap == Overlap::on) {
     memory_.stages.start("order_pulls", stream);
@@ -235,7 +263,7 @@ void CudaBackend::enqueue_forward(CudaCallState& state, const ForwardInput& inpu
     gpu::push_rows(view_, plan, rows_of(rows_.dy_CH), rows_.origin_C, {}, stream);
   }
   memory_.stages.start("meet_results", stream);
-  gpu::meet(view_, plan, Signal::results_sent, stream);
+  meet(Signal::results_sent, plan, order, stream);
   memory_.stages.start("reduce", stream);
   gpu::reduce_outputs(view_, plan, rows_output(output.y), num_tokens, stream);
   memory_.stages.start(StageClock::kEnd, stream);
@@ -330,7 +358,7 @@ schedule::SmSplit CudaBackend::sms_beside_dx(const products::LaunchOptions& laun
 
 void CudaBackend::gradients_beside_rows(std::byte* plan, std::int64_t num_tokens,
                                         const BackwardInput& input, const BackwardOutput& output,
-                                        const gpu::DweightSegments& segments,
+                                        const gpu::DweightSegments& segments, CallOrder& order,
                                         const products::LaunchOptions& launch) {
   const auto all_gradients = gradient_jobs(output.experts);
   std::span<const products::WeightGradient> gradients =
@@ -365,7 +393,7 @@ void CudaBackend::gradients_beside_rows(std::byte* plan, std::int64_t num_tokens
   beside.num_tokens = num_tokens;
   gpu::weight_gradients_beside_rows(view_, plan, gradients, gradient_mode(), beside, launch);
   memory_.stages.start("meet_results", launch.stream);
-  gpu::meet(view_, plan, Signal::results_sent, launch.stream);
+  meet(Signal::results_sent, plan, order, launch.stream);
   memory_.stages.start("reduce", launch.stream);
   gpu::reduce_other_gradients(view_, plan, beside.dx_TH, beside.dweights_TK, num_tokens,
                               launch.stream);
@@ -374,6 +402,7 @@ void CudaBackend::gradients_beside_rows(std::byte* plan, std::int64_t num_tokens
 void CudaBackend::gradients_one_after_the_other(std::byte* plan, const BackwardInput& input,
                                                 const BackwardOutput& output,
                                                 const gpu::DweightSegments& segments,
+                                                CallOrder& order,
                                                 const products::LaunchOptions& launch) {
   const auto gradients = gradient_jobs(output.experts);
   memory_.stages.start("weight_gradients", launch.stream);
@@ -387,7 +416,7 @@ void CudaBackend::gradients_one_after_the_other(std::byte* plan, const BackwardI
   memory_.stages.start("push", launch.stream);
   gpu::push_rows(view_, plan, rows_of(rows_.x_CH), rows_.origin_C, segments, launch.stream);
   memory_.stages.start("meet_results", launch.stream);
-  gpu::meet(view_, plan, Signal::results_sent, launch.stream);
+  meet(Signal::results_sent, plan, order, launch.stream);
 }
 
 void CudaBackend::backward(const CallState* call_state, const BackwardInput& input,
@@ -405,11 +434,13 @@ void CudaBackend::backward(const CallState* call_state, const BackwardInput& inp
     validate_backward(expected_, own_state->num_tokens, input, output);
     check_backward_memory(memory_.device, input, output);
   });
-  enqueue(stream, [&] { enqueue_backward(*own_state, input, output, stream); });
+  enqueue(stream,
+          [&](CallOrder& order) { enqueue_backward(*own_state, input, output, order, stream); });
 }
 
 void CudaBackend::enqueue_backward(const CudaCallState& state, const BackwardInput& input,
-                                   const BackwardOutput& output, cudaStream_t stream) {
+                                   const BackwardOutput& output, CallOrder& order,
+                                   cudaStream_t stream) {
   const std::int64_t num_tokens = state.num_tokens;
   std::byte* plan = state.plan.data();
   BackwardInput in = input;
@@ -419,21 +450,23 @@ void CudaBackend::enqueue_backward(const CudaCallState& state, const BackwardInp
   memory_.stages.start("stage_and_plan", stream);
   SideStream::Fork beside(memory_.side, stream);
   gpu::count_planned_slots(view_, plan, num_tokens, beside.stream());
-  gpu::enter_call(view_, plan, CallKind::backward, tag(CallKind::backward), num_tokens,
-                  beside.stream());
+  enter(order, [&](const gpu::RankView& view, gpu::EnterPart part) {
+    gpu::enter_call(view, plan, CallKind::backward, tag(CallKind::backward), num_tokens,
+                    beside.stream(), part);
+  });
   gpu::write_pull_lists(view_, plan, num_tokens, beside.stream());
   gpu::stage_backward(view_, plan, rows_input(in.x), rows_input(in.dy), num_tokens, stream);
   beside.join();
   memory_.stages.start("meet_rows", stream);
-  gpu::meet(view_, plan, Signal::rows_staged, stream);
+  meet(Signal::rows_staged, plan, order, stream);
   gate_up_gradient(state, in, launch);
   const gpu::DweightSegments segments{
       rows_.dweight_segments, padded_rows_,
       static_cast<std::int32_t>(num_dweight_segments(dims_.intermediate_dim))};
   if (config_.overlap == Overlap::on) {
-    gradients_beside_rows(plan, num_tokens, in, output, segments, launch);
+    gradients_beside_rows(plan, num_tokens, in, output, segments, order, launch);
   } else {
-    gradients_one_after_the_other(plan, in, output, segments, launch);
+    gradients_one_after_the_other(plan, in, output, segments, order, launch);
     memory_.stages.start("reduce", stream);
     gpu::reduce_gradients(view_, plan, rows_output(output.dx), dweights_output(output.dweights),
                           num_tokens, stream);

@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 
+#include "cuda/call_order.h"
 #include "cuda/call_state.h"
 #include "cuda/workspace.h"
 #include "device/tensor_map_cache.h"
@@ -56,15 +57,21 @@ class CudaBackend final : public LayerBackend {
   void throw_recorded_failure() const;
   /// Enqueues a call. Where a launch throws the call cannot be completed any more: peers learn that
   /// this rank has failed for good.
-  void enqueue(cudaStream_t stream, const std::function<void()>& launches);
+  void enqueue(cudaStream_t stream, const std::function<void(CallOrder&)>& launches);
   void wait_for(cudaStream_t stream);
   /// What the failure record says, which is set, and what the group knows about it.
   [[nodiscard]] Error recorded_failure() const;
 
   void enqueue_forward(CudaCallState& state, const ForwardInput& input, const ForwardOutput& output,
-                       cudaStream_t stream);
+                       CallOrder& order, cudaStream_t stream);
   void enqueue_backward(const CudaCallState& state, const BackwardInput& input,
-                        const BackwardOutput& output, cudaStream_t stream);
+                        const BackwardOutput& output, CallOrder& order, cudaStream_t stream);
+  /// For waits that follow a meeting of hosts: without patience where that was late.
+  [[nodiscard]] gpu::RankView view_after(const CallOrder& order) const;
+  /// Entering a call, and gpu::meet(), in two parts where ranks share the GPU.
+  void enter(CallOrder& order,
+             const std::function<void(const gpu::RankView&, gpu::EnterPart)>& launch);
+  void meet(device::Signal what, std::byte* plan, CallOrder& order, cudaStream_t stream);
 
   // Parts of enqueue_backward().
   void gate_up_gradient(const CudaCallState& state, const BackwardInput& input,
@@ -78,10 +85,10 @@ class CudaBackend final : public LayerBackend {
   /// dx leaves while it is computed; beside the weight gradients what is still to come arrives.
   void gradients_beside_rows(std::byte* plan, std::int64_t num_tokens, const BackwardInput& input,
                              const BackwardOutput& output, const gpu::DweightSegments& segments,
-                             const products::LaunchOptions& launch);
+                             CallOrder& order, const products::LaunchOptions& launch);
   void gradients_one_after_the_other(std::byte* plan, const BackwardInput& input,
                                      const BackwardOutput& output,
-                                     const gpu::DweightSegments& segments,
+                                     const gpu::DweightSegments& segments, CallOrder& order,
                                      const products::LaunchOptions& launch);
   /// Of down, up and gate. The first does not read x.
   [[nodiscard]] std::array<products::WeightGradient, 3> gradient_jobs(

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 
+#include "comm/enqueue_order.h"
 #include "comm/peer_watch.h"
 #include "cuda/runtime.h"
 #include "layer/call_context.h"
@@ -116,6 +117,8 @@ struct RankCalls {
   HostWords has_left_R;                 ///< not 0: kernels that wait for the rank give up
   std::atomic<bool> has_failed{false};  ///< for good: peers may be gone without a farewell
   PeerWatch watch;
+  std::shared_ptr<EnqueueOrder> shared;  ///< of all ranks, where they share the device
+  std::uint64_t num_calls = 0;           ///< enqueued, refused ones too, captured ones not
 };
 
 /// A communicator whose calls have one order: a rank's calls then meet its peers' in the order in

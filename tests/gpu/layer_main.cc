@@ -21,9 +21,8 @@ class NeedsDevice : public testing::EmptyTestEventListener {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Up to eight ranks share a device here; kernels wait for each other, so that each of their
-  // streams needs a queue of its own, and none of their kernels, such as the trainer's, may have to
-  // be loaded meanwhile (docs/cuda.md).
+  // Up to eight ranks share a device here: a group asks for two queues a rank, and replays want all
+  // kernels loaded (docs/cuda.md).
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   megamoe::verify::set_default_backend(megamoe::Backend::cuda);

@@ -171,6 +171,18 @@ class SharedDeviceHeap final : public SymmetricHeap {
   std::vector<std::shared_ptr<DeviceMemory>> memory_R_;
 };
 
+/// One order for all ranks, which are threads of one process: that of rank 0.
+std::shared_ptr<EnqueueOrder> shared_order(Communicator& group, const char* what) {
+  const auto own = std::make_shared<EnqueueOrder>(group.size());
+  const std::shared_ptr<EnqueueOrder>* address = &own;
+  std::vector<const std::shared_ptr<EnqueueOrder>*> addresses(group.size());
+  group.all_gather(static_cast<const void*>(&address), static_cast<void*>(addresses.data()),
+                   sizeof(address), what, kConstructionDeadlineS);
+  std::shared_ptr<EnqueueOrder> shared = *addresses[0];
+  group.barrier(what, kConstructionDeadlineS);  // rank 0's has been copied by everybody
+  return shared;
+}
+
 /// Where a rank runs.
 struct Place {
   LocalOutcome outcome;
@@ -236,6 +248,7 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
       throw_if_failed(places[rank].outcome, rank, group.rank());
     if (arrangement_of(places) == Arrangement::one_device) {
       require_hardware_queues(size(), device);
+      if (size() > 1) calls_->shared = shared_order(group, kWhat);
       return;
     }
 

@@ -28,6 +28,7 @@ struct EnterParams {
   std::int32_t num_blocks;  ///< that counted
   bool refused;
   ErrorCode refusal;
+  EnterPart part;
 };
 
 struct EnterShared {
@@ -62,9 +63,10 @@ __device__ void begin_call(const RankView& view, const EnterParams& params, Ente
   control.call_failed = control.failed_for_good;
 }
 
-/// Replaces each block's count by the count before it; returns the total.
+/// Returns the total of the blocks' counts. The announcement leaves them as they are, for the rest
+/// to read again; otherwise each becomes the count before it.
 __device__ std::int32_t scan_blocks(std::int32_t* counts_BE, int num_experts, int expert,
-                                    int num_blocks) {
+                                    int num_blocks, EnterPart part) {
   constexpr int kLoadsInFlight = 32;
   std::int32_t sum = 0;
   for (int first = 0; first < num_blocks; first += kLoadsInFlight) {
@@ -77,7 +79,8 @@ __device__ std::int32_t scan_blocks(std::int32_t* counts_BE, int num_experts, in
 #pragma unroll
     for (int i = 0; i < kLoadsInFlight; ++i) {
       const int block = first + i;
-      if (block < num_blocks) counts_BE[block * num_experts + expert] = sum;
+      if (part != EnterPart::announcement && block < num_blocks)
+        counts_BE[block * num_experts + expert] = sum;
       sum += counts[i];
     }
   }
@@ -85,13 +88,13 @@ __device__ std::int32_t scan_blocks(std::int32_t* counts_BE, int num_experts, in
 }
 
 /// This thread's total of rows or of pulls.
-__device__ std::int32_t scan_own_column(const RankView& view, int num_blocks) {
+__device__ std::int32_t scan_own_column(const RankView& view, int num_blocks, EnterPart part) {
   const int num_experts = view.routing().num_experts;
   const int expert = static_cast<int>(threadIdx.x) % kMaxExperts;
   if (expert >= num_experts) return 0;
   const auto& counts = threadIdx.x < kMaxExperts ? view.scratch_layout.block_rows_BE
                                                  : view.scratch_layout.block_pulls_BE;
-  return scan_blocks(counts.in(view.scratch), num_experts, expert, num_blocks);
+  return scan_blocks(counts.in(view.scratch), num_experts, expert, num_blocks, part);
 }
 
 /// A rank that has failed for good waits for nobody, so peers may still read what it told them
@@ -253,10 +256,18 @@ __device__ bool lay_out(const RankView& view, const EnterParams& params, EnterSh
 __global__ __launch_bounds__(kThreads) void enter_kernel(const __grid_constant__ RankView view,
                                                          const EnterParams params) {
   __shared__ EnterShared shared;
-  if (threadIdx.x == 0) begin_call(view, params, shared);
+  const bool announces = params.part != EnterPart::rest;
+  if (threadIdx.x == 0) {
+    if (announces) {
+      begin_call(view, params, shared);
+    } else {
+      shared.epoch = view.control()->epoch;
+    }
+  }
   __syncthreads();
-  const std::int32_t own_total = scan_own_column(view, params.num_blocks);
-  publish(view, shared, params.kind, own_total);
+  const std::int32_t own_total = scan_own_column(view, params.num_blocks, params.part);
+  if (announces) publish(view, shared, params.kind, own_total);
+  if (params.part == EnterPart::announcement) return;
   const bool entered = view.control()->failed_for_good == 0 &&
                        await_peers(view, Signal::entered, shared.epoch, view.entry_deadline_ns) &&
                        !fail_call(view, judge_header(view, shared.epoch), !params.refused) &&
@@ -292,17 +303,17 @@ __global__ void reset_kernel(CallControl* control) {
 }  // namespace
 
 void enter_call(const RankView& view, std::byte* plan, CallKind kind, std::uint64_t kind_and_layer,
-                std::int64_t num_tokens, cudaStream_t stream) {
+                std::int64_t num_tokens, cudaStream_t stream, EnterPart part) {
   check_num_tokens(view, num_tokens);
   const SlotShares shares = share_slots(num_tokens * view.routing().top_k);
   enter_kernel<<<1, kThreads, 0, stream>>>(
-      view, {plan, kind, kind_and_layer, shares.num_blocks, false, ErrorCode::internal});
+      view, {plan, kind, kind_and_layer, shares.num_blocks, false, ErrorCode::internal, part});
   check_launch("enter_call");
 }
 
 void refuse_call(const RankView& view, std::byte* plan, CallKind kind, ErrorCode code,
-                 cudaStream_t stream) {
-  enter_kernel<<<1, kThreads, 0, stream>>>(view, {plan, kind, 0, 0, true, code});
+                 cudaStream_t stream, EnterPart part) {
+  enter_kernel<<<1, kThreads, 0, stream>>>(view, {plan, kind, 0, 0, true, code, part});
   check_launch("refuse_call");
 }
 

@@ -39,18 +39,22 @@ void count_planned_slots(const RankView& view, std::byte* plan, std::int64_t num
 void split_groups(const RankView& view, std::byte* plan, std::int64_t kept_rows,
                   cudaStream_t stream);
 
+/// Entering a call in two launches, for ranks that share a GPU: `rest`, which waits, is enqueued
+/// once all of them have enqueued `announcement`.
+enum class EnterPart { whole, announcement, rest };
+
 /// Advances the epoch; tells every peer that this rank enters the call and, forward, its counts;
 /// waits for all of them (entry deadline); lays out the rows of all experts and this rank's pull
 /// lists. Any rank's bad id, too small capacity or failed forward call fails the call on every rank
 /// in the same way. One CTA.
 void enter_call(const RankView& view, std::byte* plan, CallKind kind, std::uint64_t kind_and_layer,
-                std::int64_t num_tokens, cudaStream_t stream);
+                std::int64_t num_tokens, cudaStream_t stream, EnterPart part = EnterPart::whole);
 
 /// Enters the call that peers make, or will make, next and fails it on every rank: this rank's host
 /// has found its arguments wrong or has an older failure to report. `code` is what peers throw;
 /// this rank records nothing. `plan` is overwritten.
 void refuse_call(const RankView& view, std::byte* plan, CallKind kind, ErrorCode code,
-                 cudaStream_t stream);
+                 cudaStream_t stream, EnterPart part = EnterPart::whole);
 
 /// This rank has entered a call, or was about to, that its host cannot enqueue to its end: it fails
 /// for good, and peers that wait for it in this call learn of it at once. Records nothing.
