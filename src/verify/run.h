@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "comm/cuda/over_hosts.h"
 #include "megamoe/communicator.h"
 #include "megamoe/layer.h"
 #include "megamoe/network.h"
@@ -44,7 +46,11 @@ struct RawTensor {
 Backend default_backend();
 void set_default_backend(Backend backend);
 /// The same for the number of hosts of problems whose ranks divide among them; others run on one.
+int default_num_hosts();
 void set_default_num_hosts(int num_hosts);
+/// The same for how the CUDA backend runs over several hosts, which it refuses unless set.
+const std::optional<cuda::HostsOptions>& default_cuda_hosts();
+void set_default_cuda_hosts(const cuda::HostsOptions& options);
 
 struct RunOptions {
   Backend backend = default_backend();
@@ -53,6 +59,8 @@ struct RunOptions {
   WeightGradientMode weight_gradient_mode = WeightGradientMode::store_bf16;
   int num_hosts = 0;              ///< stand-ins on this machine; 0: as set_default_num_hosts()
   Communicator* group = nullptr;  ///< that this process is a rank of; null: ranks are threads
+  /// How the CUDA backend runs over several hosts; absent: it refuses them.
+  std::optional<cuda::HostsOptions> cuda_hosts = default_cuda_hosts();
   int num_threads = 1;            ///< a rank
   double deadline_s = 60.0;       ///< of entry and inner waits
   float initial_gradient = 0.0F;  ///< what main_grad holds before accumulate_fp32
@@ -115,10 +123,10 @@ class RankData {
   std::unique_ptr<DeviceCopies> copies_;  ///< null on the cpu backend
 };
 
-/// `group` itself, or a CUDA communicator over it where the backend is cuda.
+/// `group` itself, or a CUDA communicator over it where the options' backend is cuda.
 class BackendGroup {
  public:
-  BackendGroup(Communicator& group, Backend backend);
+  BackendGroup(Communicator& group, const RunOptions& options);
   [[nodiscard]] Communicator& get() const { return owned_ == nullptr ? group_ : *owned_; }
 
  private:

@@ -47,7 +47,7 @@ LayerTensors run_step(const Problem& problem, const RunOptions& options, Communi
 
 TEST(CudaOverlap, RandomLayersHaveTheBitsOfOneKernelAfterTheOther) {
   run_ranks(2, [](Communicator& threads) {
-    const BackendGroup group(threads, Backend::cuda);
+    const BackendGroup group(threads, {});
     for (std::uint64_t seed = 0; seed < 240; ++seed) {
       const Problem problem = make_problem(random_spec(seed));
       RunOptions options;

@@ -1,0 +1,397 @@
+// What the network between hosts costs a layer of the CUDA backend: how fast messages travel, and
+// what forward and backward take, with and without overlap, beside what products and transfers of
+// the same calls take by themselves.
+//
+// Without --launched it starts two processes, stand-in hosts with a GPU each, which see each other
+// by NCCL's sockets on the loopback interface alone.
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "bench/cuda_bursts.h"
+#include "bench/cuda_rank_tensors.h"
+#include "bench/routing.h"
+#include "bench/samples.h"
+#include "comm/cuda/over_hosts.h"
+#include "comm/network/socket.h"
+#include "common/launch.h"
+#include "cuda/stream_order.h"
+#include "cuda/workspace.h"
+#include "layer/workspace.h"
+#include "megamoe/cuda.h"
+#include "megamoe/megamoe.h"
+#include "megamoe/network.h"
+#include "verify/device_copies.h"
+
+namespace megamoe::bench {
+namespace {
+
+using cuda::check;
+using cuda::StageClock;
+using Json = nlohmann::ordered_json;
+
+constexpr double kDeadlineS = 60.0;
+
+struct Options {
+  std::int64_t num_tokens = 4096;
+  std::int64_t hidden_dim = 1024;
+  std::int64_t intermediate_dim = 32768;
+  std::int32_t num_experts = 16;
+  std::int32_t top_k = 8;
+  std::vector<int> groups = {2, 4, 8};
+  std::vector<int> ctas = {8};
+  int num_repeats = 7;
+  std::string json_path;
+  std::string trace_path;
+  tools::LaunchOptions launch;
+};
+
+MoeShape shape_of(const Options& options) {
+  return {options.num_tokens, options.hidden_dim, options.intermediate_dim, options.num_experts,
+          options.top_k};
+}
+
+// ---- Messages --------------------------------------------------------------------------------
+
+/// Milliseconds of messages of `bytes` to and from every other host at once; the slowest rank's
+/// median.
+double message_ms(Communicator& group, cuda::HostLink& link, int device, std::int64_t bytes) {
+  const Topology topology = group.topology();
+  const auto num_others = static_cast<std::int64_t>(topology.num_hosts() - 1);
+  const cuda::DeviceMemory memory(device, 2 * num_others * bytes, "messages");
+  std::vector<cuda::HostMessage> sends;
+  std::vector<cuda::HostMessage> receives;
+  for (int host = 0; host < topology.num_hosts(); ++host) {
+    if (host == topology.host_of(group.rank())) continue;
+    const auto place = static_cast<std::int64_t>(sends.size());
+    sends.push_back({host, memory.data() + place * bytes, bytes});
+    receives.push_back({host, memory.data() + (num_others + place) * bytes, bytes});
+  }
+  const cuda::OwnedStream stream;
+  Event start;
+  Event end;
+  SamplesMs samples;
+  constexpr int kWarmUps = 2;
+  constexpr int kRepeats = 7;
+  for (int i = -kWarmUps; i < kRepeats; ++i) {
+    group.barrier("a timed message", kDeadlineS);
+    start.record(stream.get());
+    link.exchange(sends, receives, "a timed message", kDeadlineS, stream.get());
+    end.record(stream.get());
+    check(cudaStreamSynchronize(stream.get()), "a timed message");
+    if (i >= 0) samples.push_back(end.ms_since(start));
+  }
+  const double mine = summarize(samples).median_ms;
+  std::vector<double> all(group.size());
+  group.all_gather(&mine, all.data(), sizeof mine, "times", kDeadlineS);
+  return *std::max_element(all.begin(), all.end());
+}
+
+Json time_messages(Communicator& group, cuda::HostLink& link, int device, int num_ctas) {
+  Json records = Json::array();
+  for (const std::int64_t bytes : {std::int64_t{4} << 10, std::int64_t{1} << 20,
+                                   std::int64_t{8} << 20, std::int64_t{32} << 20}) {
+    const double ms = message_ms(group, link, device, bytes);
+    const double gbps = 1e-6 * static_cast<double>(bytes) / ms;
+    if (group.rank() == 0) {
+      std::printf("messages of %6lld KB, %d CTAs: %8.3f ms, %6.2f GB/s each way\n",
+                  static_cast<long long>(bytes >> 10), num_ctas, ms, gbps);
+    }
+    records.push_back({{"what", "message"},
+                       {"network_ctas", num_ctas},
+                       {"bytes", bytes},
+                       {"ms", ms},
+                       {"GBps_each_way", gbps}});
+  }
+  return records;
+}
+
+// ---- The layer -------------------------------------------------------------------------------
+
+/// Of one pass, where its time went.
+struct Spans {
+  double total_ms = 0.0;
+  double compute_ms = 0.0;   ///< products and what moves rows inside the host
+  double transfer_ms = 0.0;  ///< packing, travelling, unpacking
+  double first_ms = 0.0;     ///< until the first group's rows are there
+  double last_ms = 0.0;      ///< results of the last group
+};
+
+using Stages = std::vector<StageClock::Stage>;
+
+bool waits(const std::string& stage) {
+  return stage.starts_with("await") || stage.starts_with("meet");
+}
+
+Spans spans_of(const Stages& compute, const Stages& network) {
+  Spans spans;
+  for (const StageClock::Stage& stage : compute) {
+    spans.total_ms = std::max(spans.total_ms, stage.start_ms + stage.ms);
+    if (!waits(stage.name) && stage.name != "stage_and_plan") spans.compute_ms += stage.ms;
+  }
+  for (const StageClock::Stage& stage : network) {
+    if (waits(stage.name)) continue;
+    spans.transfer_ms += stage.ms;
+    if (stage.name == "results") spans.last_ms = stage.ms;
+  }
+  bool has_rows = false;
+  for (const StageClock::Stage& stage : network) {
+    if (stage.name == "results" || has_rows) break;
+    spans.first_ms += waits(stage.name) ? 0.0 : stage.ms;
+    has_rows = stage.name == "rows";
+  }
+  return spans;
+}
+
+Spans median(const std::vector<Spans>& all) {
+  const auto of = [&](double Spans::*member) {
+    SamplesMs samples;
+    for (const Spans& spans : all) samples.push_back(spans.*member);
+    return summarize(samples).median_ms;
+  };
+  return {of(&Spans::total_ms), of(&Spans::compute_ms), of(&Spans::transfer_ms),
+          of(&Spans::first_ms), of(&Spans::last_ms)};
+}
+
+struct Pass {
+  Stages compute;
+  Stages network;
+};
+
+struct LayerTimes {
+  Spans forward;
+  Spans backward;
+  Pass last_forward;
+  Pass last_backward;
+};
+
+LayerTimes time_layer(const Options& options, Communicator& group, int device, Overlap overlap) {
+  LayerConfig config;
+  config.shape = shape_of(options);
+  config.backend = Backend::cuda;
+  config.overlap = overlap;
+  config.memory_mode = MemoryMode::recompute;
+  const auto ids_RTK =
+      routing_ids(Routing::uniform, config.shape, options.num_tokens, group.size(), /*seed=*/1);
+  config.row_capacity = std::max(resolved_row_capacity(config, group.size()),
+                                 count_busiest(config.shape, ids_RTK).of_rank);
+  RankTensors tensors(config, group.size(), group.rank(), device, ids_RTK[group.rank()]);
+  Workspace workspace(config, group);
+  MoeLayer layer(config, group, workspace);
+  auto& memory = static_cast<cuda::CudaWorkspace&>(*workspace.impl().memory);
+  const cuda::OwnedStream stream;
+  memory.stages.switch_on();
+  memory.network_stages.switch_on();
+  const auto take = [&] {
+    layer.check({stream.get()});
+    const Stages network = memory.network_stages.take_beside(memory.stages);
+    return Pass{memory.stages.take(), network};
+  };
+  LayerTimes times;
+  std::vector<Spans> forward;
+  std::vector<Spans> backward;
+  constexpr int kWarmUps = 2;
+  for (int i = -kWarmUps; i < options.num_repeats; ++i) {
+    group.barrier("a timed pass", kDeadlineS);
+    const CallContext call =
+        layer.forward(tensors.forward_input(), tensors.forward_output(), {stream.get()});
+    times.last_forward = take();
+    group.barrier("a timed pass", kDeadlineS);
+    layer.backward(call, tensors.backward_input(), tensors.backward_output(), {stream.get()});
+    times.last_backward = take();
+    if (i < 0) continue;
+    forward.push_back(spans_of(times.last_forward.compute, times.last_forward.network));
+    backward.push_back(spans_of(times.last_backward.compute, times.last_backward.network));
+  }
+  times.forward = median(forward);
+  times.backward = median(backward);
+  return times;
+}
+
+/// What overlap can reach: the longer of the two, and what nothing can hide.
+double bound_ms(const Spans& spans, const Spans& alone) {
+  return std::max(alone.compute_ms, alone.transfer_ms) + spans.first_ms + spans.last_ms;
+}
+
+Json to_json(const Spans& spans, const Spans& alone) {
+  return {{"ms", spans.total_ms},
+          {"compute_ms", alone.compute_ms},
+          {"transfer_ms", alone.transfer_ms},
+          {"first_group_ms", spans.first_ms},
+          {"last_group_ms", spans.last_ms},
+          {"bound_ms", bound_ms(spans, alone)}};
+}
+
+void print(const char* pass, const Spans& spans, const Spans& alone) {
+  std::printf(
+      "    %-8s %8.2f ms; alone: compute %.2f, transfer %.2f; first %.2f, last %.2f; %.2f "
+      "of the bound, %.2f of the sum\n",
+      pass, spans.total_ms, alone.compute_ms, alone.transfer_ms, spans.first_ms, spans.last_ms,
+      spans.total_ms / bound_ms(spans, alone),
+      spans.total_ms / (alone.compute_ms + alone.transfer_ms));
+}
+
+/// Perfetto and chrome://tracing read it.
+void write_trace(const std::string& path, const Pass& pass) {
+  Json events = Json::array();
+  const auto add = [&](const Stages& stages, int thread, const char* name) {
+    events.push_back({{"ph", "M"},
+                      {"pid", 0},
+                      {"tid", thread},
+                      {"name", "thread_name"},
+                      {"args", {{"name", name}}}});
+    for (const StageClock::Stage& stage : stages) {
+      events.push_back({{"ph", "X"},
+                        {"pid", 0},
+                        {"tid", thread},
+                        {"name", stage.name},
+                        {"ts", stage.start_ms * 1e3},
+                        {"dur", stage.ms * 1e3}});
+    }
+  };
+  add(pass.compute, 0, "caller's stream");
+  add(pass.network, 1, "network");
+  std::ofstream(path) << Json{{"traceEvents", events}}.dump();
+}
+
+void run_rank(const Options& options, Communicator& hosts) {
+  const int device = verify::cuda_device_of(hosts.topology(), hosts.rank());
+  const cuda::CurrentDevice current(device);
+  const bool speaks = hosts.rank() == 0;
+  Json records = Json::array();
+  if (speaks) {
+    std::printf("%s\n%lld tokens a rank, H=%lld, I=%lld, E=%d, K=%d, recompute\n",
+                hosts.topology().describe().c_str(), static_cast<long long>(options.num_tokens),
+                static_cast<long long>(options.hidden_dim),
+                static_cast<long long>(options.intermediate_dim), options.num_experts,
+                options.top_k);
+  }
+  for (const int ctas : options.ctas) {
+    LayerTimes alone;
+    for (int i = -1; i < static_cast<int>(options.groups.size()); ++i) {
+      const Overlap overlap = i < 0 ? Overlap::off : Overlap::on;
+      const int groups = i < 0 ? 1 : options.groups[i];
+      const auto group = cuda::make_communicator_over_hosts(
+          hosts, device, {.network_groups = groups, .network_ctas = ctas});
+      if (i < 0) {
+        auto& link = *dynamic_cast<cuda::OrderedCommunicator&>(*group).hosts().link;
+        for (auto& record : time_messages(*group, link, device, ctas)) records.push_back(record);
+      }
+      const LayerTimes times = time_layer(options, *group, device, overlap);
+      if (i < 0) alone = times;
+      if (!speaks) continue;
+      std::printf("  %d group%s, %d CTAs\n", groups, groups == 1 ? "" : "s", ctas);
+      print("forward", times.forward, alone.forward);
+      print("backward", times.backward, alone.backward);
+      std::fflush(stdout);
+      records.push_back({{"what", "layer"},
+                         {"overlap", i < 0 ? "off" : "on"},
+                         {"groups", groups},
+                         {"network_ctas", ctas},
+                         {"tokens_per_rank", options.num_tokens},
+                         {"hidden", options.hidden_dim},
+                         {"intermediate", options.intermediate_dim},
+                         {"experts", options.num_experts},
+                         {"top_k", options.top_k},
+                         {"forward", to_json(times.forward, alone.forward)},
+                         {"backward", to_json(times.backward, alone.backward)}});
+      if (options.trace_path.empty()) continue;
+      const std::string name = options.trace_path + "." + std::to_string(groups);
+      write_trace(name + ".forward.json", times.last_forward);
+      write_trace(name + ".backward.json", times.last_backward);
+    }
+  }
+  if (speaks && !options.json_path.empty()) {
+    std::ofstream(options.json_path) << records.dump(1) << "\n";
+  }
+  hosts.barrier("the end of the benchmark", kDeadlineS);
+}
+
+/// Rank 0 listens there, so nobody does any more.
+std::string free_address() {
+  const network::Socket socket = network::listen_on({"127.0.0.1", 0});
+  return "127.0.0.1:" + std::to_string(network::port_of(socket));
+}
+
+/// This program again, once a stand-in host, with a GPU each.
+int run_stand_ins(int argc, char** argv) {
+  if (num_cuda_devices() < 2) {
+    std::fprintf(stderr, "hosts_bench: needs two GPUs, a stand-in host each\n");
+    return 1;
+  }
+  const std::string rendezvous = free_address();
+  setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+  setenv("NCCL_NET", "Socket", 1);
+  setenv("NCCL_IB_DISABLE", "1", 1);
+  setenv("NCCL_NVLS_ENABLE", "0", 1);
+  std::vector<pid_t> processes;
+  for (int host = 0; host < 2; ++host) {
+    setenv("NCCL_HOSTID", ("stand-in-" + std::to_string(host)).c_str(), 1);
+    setenv("CUDA_VISIBLE_DEVICES", std::to_string(host).c_str(), 1);
+    std::vector<std::string> arguments(argv, argv + argc);
+    for (const std::string& added :
+         {std::string("--launched"), std::string("--rank"), std::to_string(host),
+          std::string("--world-size"), std::string("2"), std::string("--rendezvous"), rendezvous,
+          std::string("--host-name"), "stand-in " + std::to_string(host)}) {
+      arguments.push_back(added);
+    }
+    std::vector<char*> pointers;
+    for (std::string& argument : arguments) pointers.push_back(argument.data());
+    pointers.push_back(nullptr);
+    pid_t process = 0;
+    if (posix_spawn(&process, "/proc/self/exe", nullptr, nullptr, pointers.data(), environ) != 0) {
+      std::perror("hosts_bench");
+      return 1;
+    }
+    processes.push_back(process);
+  }
+  int result = 0;
+  for (const pid_t process : processes) {
+    int status = 0;
+    waitpid(process, &status, 0);
+    if (status != 0) result = 1;
+  }
+  return result;
+}
+
+}  // namespace
+}  // namespace megamoe::bench
+
+int main(int argc, char** argv) {
+  megamoe::bench::Options options;
+  CLI::App app("What the network between hosts costs a layer on GPUs");
+  app.option_defaults()->always_capture_default();
+  app.add_option("--tokens", options.num_tokens, "Tokens of each rank");
+  app.add_option("--hidden", options.hidden_dim, "Hidden size H");
+  app.add_option("--intermediate", options.intermediate_dim, "Intermediate size I");
+  app.add_option("--experts", options.num_experts, "Experts E");
+  app.add_option("--top-k", options.top_k, "Slots K of a token");
+  app.add_option("--groups", options.groups, "Groups of experts with overlap");
+  app.add_option("--ctas", options.ctas, "CTAs of a transfer");
+  app.add_option("--repeats", options.num_repeats, "Timed passes");
+  app.add_option("--json", options.json_path, "Also write records to this file");
+  app.add_option("--trace", options.trace_path,
+                 "Write timelines of both streams to FILE.<groups>.{forward,backward}.json");
+  megamoe::tools::add_launch_options(app, options.launch);
+  CLI11_PARSE(app, argc, argv);
+  try {
+    if (!options.launch.is_launched) return megamoe::bench::run_stand_ins(argc, argv);
+    const auto hosts = megamoe::tools::join_launched_group(options.launch);
+    megamoe::bench::run_rank(options, *hosts);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "hosts_bench: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}
