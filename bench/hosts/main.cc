@@ -23,7 +23,6 @@
 #include "bench/cuda_rank_tensors.h"
 #include "bench/routing.h"
 #include "bench/samples.h"
-#include "comm/cuda/over_hosts.h"
 #include "comm/network/socket.h"
 #include "common/launch.h"
 #include "cuda/stream_order.h"
@@ -282,8 +281,8 @@ void run_rank(const Options& options, Communicator& hosts) {
     for (int i = -1; i < static_cast<int>(options.groups.size()); ++i) {
       const Overlap overlap = i < 0 ? Overlap::off : Overlap::on;
       const int groups = i < 0 ? 1 : options.groups[i];
-      const auto group = cuda::make_communicator_over_hosts(
-          hosts, device, {.network_groups = groups, .network_ctas = ctas});
+      const auto group =
+          make_cuda_communicator(hosts, device, {.network_groups = groups, .network_ctas = ctas});
       if (i < 0) {
         auto& link = *dynamic_cast<cuda::OrderedCommunicator&>(*group).hosts().link;
         for (auto& record : time_messages(*group, link, device, ctas)) records.push_back(record);

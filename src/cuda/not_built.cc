@@ -1,5 +1,4 @@
 // The CUDA backend of a build that has none.
-#include "comm/cuda/over_hosts.h"
 #include "cuda/entry.h"
 #include "layer/backend.h"
 #include "megamoe/cuda.h"
@@ -18,12 +17,8 @@ namespace {
 
 int num_cuda_devices() { return 0; }
 
-std::unique_ptr<Communicator> make_cuda_communicator(Communicator& /*group*/, int /*device*/) {
-  refuse();
-}
-std::unique_ptr<Communicator> cuda::make_communicator_over_hosts(Communicator& /*group*/,
-                                                                 int /*device*/,
-                                                                 const HostsOptions& /*options*/) {
+std::unique_ptr<Communicator> make_cuda_communicator(Communicator& /*group*/, int /*device*/,
+                                                     const CudaHostsOptions& /*hosts*/) {
   refuse();
 }
 

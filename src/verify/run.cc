@@ -59,8 +59,8 @@ int& mutable_default_num_hosts() {
   return num_hosts;
 }
 
-std::optional<cuda::HostsOptions>& mutable_default_cuda_hosts() {
-  static std::optional<cuda::HostsOptions> options;
+CudaHostsOptions& mutable_default_cuda_hosts() {
+  static CudaHostsOptions options;
   return options;
 }
 
@@ -77,10 +77,8 @@ Backend default_backend() { return mutable_default_backend(); }
 void set_default_backend(Backend backend) { mutable_default_backend() = backend; }
 int default_num_hosts() { return mutable_default_num_hosts(); }
 void set_default_num_hosts(int num_hosts) { mutable_default_num_hosts() = num_hosts; }
-const std::optional<cuda::HostsOptions>& default_cuda_hosts() {
-  return mutable_default_cuda_hosts();
-}
-void set_default_cuda_hosts(const cuda::HostsOptions& options) {
+const CudaHostsOptions& default_cuda_hosts() { return mutable_default_cuda_hosts(); }
+void set_default_cuda_hosts(const CudaHostsOptions& options) {
   mutable_default_cuda_hosts() = options;
 }
 
@@ -215,9 +213,7 @@ RankSession::RankSession(const Problem& problem, const RunOptions& options,
 BackendGroup::BackendGroup(Communicator& group, const RunOptions& options) : group_(group) {
   if (options.backend != Backend::cuda) return;
   const int device = device_of(group.rank(), group.size(), options);
-  owned_ = options.cuda_hosts
-               ? cuda::make_communicator_over_hosts(group, device, *options.cuda_hosts)
-               : make_cuda_communicator(group, device);
+  owned_ = make_cuda_communicator(group, device, options.cuda_hosts);
 }
 
 RankData::RankData(const Problem& problem, const RunOptions& options, int rank)

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/cuda/over_hosts.h"
 #include "megamoe/communicator.h"
+#include "megamoe/cuda.h"
 #include "megamoe/layer.h"
 #include "megamoe/network.h"
 #include "verify/compare.h"
@@ -48,9 +48,9 @@ void set_default_backend(Backend backend);
 /// The same for the number of hosts of problems whose ranks divide among them; others run on one.
 int default_num_hosts();
 void set_default_num_hosts(int num_hosts);
-/// The same for how the CUDA backend runs over several hosts, which it refuses unless set.
-const std::optional<cuda::HostsOptions>& default_cuda_hosts();
-void set_default_cuda_hosts(const cuda::HostsOptions& options);
+/// The same for how the CUDA backend runs over several hosts.
+const CudaHostsOptions& default_cuda_hosts();
+void set_default_cuda_hosts(const CudaHostsOptions& options);
 
 struct RunOptions {
   Backend backend = default_backend();
@@ -59,10 +59,9 @@ struct RunOptions {
   WeightGradientMode weight_gradient_mode = WeightGradientMode::store_bf16;
   int num_hosts = 0;              ///< stand-ins on this machine; 0: as set_default_num_hosts()
   Communicator* group = nullptr;  ///< that this process is a rank of; null: ranks are threads
-  /// How the CUDA backend runs over several hosts; absent: it refuses them.
-  std::optional<cuda::HostsOptions> cuda_hosts = default_cuda_hosts();
-  int num_threads = 1;            ///< a rank
-  double deadline_s = 60.0;       ///< of entry and inner waits
+  CudaHostsOptions cuda_hosts = default_cuda_hosts();  ///< how it runs over several hosts
+  int num_threads = 1;                                 ///< a rank
+  double deadline_s = 60.0;                            ///< of entry and inner waits
   float initial_gradient = 0.0F;  ///< what main_grad holds before accumulate_fp32
   std::int64_t row_capacity = 0;  ///< 0: what no routing can exceed, R * max T * K
   std::int64_t saved_row_capacity = 0;

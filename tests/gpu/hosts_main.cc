@@ -24,8 +24,9 @@ class Watch : public testing::EmptyTestEventListener {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Up to eight ranks share a device here (docs/cuda.md).
+  // Up to four ranks share a device here (docs/cuda.md).
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+  setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   megamoe::verify::set_default_backend(megamoe::Backend::cuda);
   megamoe::verify::set_default_num_hosts(2);
   megamoe::verify::set_default_cuda_hosts({.network_groups = 3});

@@ -68,14 +68,14 @@ LayerTensors part_of(const LayerTensors& whole, const ProblemSpec& spec, int ran
 std::vector<RunOptions> ways_of(const RunOptions& options) {
   std::vector<RunOptions> ways(3, options);
   ways[1].overlap = Overlap::off;
-  ways[2].cuda_hosts->network_groups = 8;
+  ways[2].cuda_hosts.network_groups = 8;
   return ways;
 }
 
 std::string way_text(const RunOptions& options) {
   return options.overlap == Overlap::off
              ? "one group"
-             : "at most " + std::to_string(options.cuda_hosts->network_groups) + " groups";
+             : "at most " + std::to_string(options.cuda_hosts.network_groups) + " groups";
 }
 
 class StandInHosts : public testing::TestWithParam<Layout> {};
@@ -164,8 +164,7 @@ TEST(StandInHostsFailure, DifferentCallsAreRefusedAndTheGroupStaysUsable) {
 TEST(StandInHostsFailure, OptionsThatDifferAreRefused) {
   run_ranks(even_topology(2, 1), [](Communicator& threads) {
     expect_error(ErrorCode::config_mismatch, {"network_groups", "rank 1 has 3"}, [&] {
-      cuda::make_communicator_over_hosts(threads, 0,
-                                         {.network_groups = threads.rank() == 1 ? 3 : 2});
+      make_cuda_communicator(threads, 0, {.network_groups = threads.rank() == 1 ? 3 : 2});
     });
   });
 }

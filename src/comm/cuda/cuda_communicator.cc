@@ -11,7 +11,6 @@
 #include "comm/cuda/lsa_pointers.h"
 #include "comm/cuda/nccl_library.h"
 #include "comm/cuda/nccl_link.h"
-#include "comm/cuda/over_hosts.h"
 #include "comm/cuda/places.h"
 #include "comm/cuda/stand_in_link.h"
 #include "comm/hardware_queues.h"
@@ -217,9 +216,9 @@ std::shared_ptr<EnqueueOrder> order_of_host(Communicator& group, Arrangement arr
 
 class CudaCommunicator final : public cuda::OrderedCommunicator {
  public:
-  CudaCommunicator(Communicator& group, int device, const cuda::HostsOptions& options)
+  CudaCommunicator(Communicator& group, int device, const CudaHostsOptions& options)
       : group_(group), device_(device) {
-    cuda::HostsOptions resolved_options;
+    CudaHostsOptions resolved_options;
     Place mine = cuda::place_of(device, [&] {
       resolved_options = cuda::resolved(options);
       const CurrentDevice current(device);
@@ -399,17 +398,9 @@ int num_cuda_devices() {
   return count;
 }
 
-std::unique_ptr<Communicator> cuda::make_communicator_over_hosts(Communicator& group, int device,
-                                                                 const HostsOptions& options) {
-  return std::make_unique<CudaCommunicator>(group, device, options);
-}
-std::unique_ptr<Communicator> make_cuda_communicator(Communicator& group, int device) {
-  if (group.network() != nullptr) {
-    throw Error(ErrorCode::unsupported, "backend cuda: ranks must be on one host; here are " +
-                                            group.topology().describe() +
-                                            " (the cpu backend takes that)");
-  }
-  return cuda::make_communicator_over_hosts(group, device, {});
+std::unique_ptr<Communicator> make_cuda_communicator(Communicator& group, int device,
+                                                     const CudaHostsOptions& hosts) {
+  return std::make_unique<CudaCommunicator>(group, device, hosts);
 }
 
 }  // namespace megamoe

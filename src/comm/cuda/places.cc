@@ -44,7 +44,7 @@ Arrangement arrangement_of(const std::vector<Place>& places, int first_rank, int
 }
 
 constexpr int kDefaultNetworkCtas = 8;
-constexpr HostsOptions kMostOptions{.network_groups = kMaxNetworkGroups, .network_ctas = 64};
+constexpr CudaHostsOptions kMostOptions{.network_groups = kMaxNetworkGroups, .network_ctas = 64};
 
 }  // namespace
 
@@ -95,22 +95,22 @@ HostsAre hosts_are(const std::vector<Place>& places, const Topology& topology) {
   return HostsAre::processes;
 }
 
-HostsOptions resolved(HostsOptions options) {
-  const auto require = [&](int HostsOptions::*member, const char* name) {
+CudaHostsOptions resolved(CudaHostsOptions options) {
+  const auto require = [&](int CudaHostsOptions::*member, const char* name) {
     if (options.*member < 0 || options.*member > kMostOptions.*member) {
       throw Error(ErrorCode::invalid_argument,
                   std::string(name) + " is " + std::to_string(options.*member) +
                       ", must be from 0 to " + std::to_string(kMostOptions.*member));
     }
   };
-  require(&HostsOptions::network_groups, "network_groups");
-  require(&HostsOptions::network_ctas, "network_ctas");
+  require(&CudaHostsOptions::network_groups, "network_groups");
+  require(&CudaHostsOptions::network_ctas, "network_ctas");
   if (options.network_ctas == 0) options.network_ctas = kDefaultNetworkCtas;
   return options;
 }
 
 void require_equal_options(const std::vector<Place>& places) {
-  const auto compare = [&](int HostsOptions::*member, const char* name) {
+  const auto compare = [&](int CudaHostsOptions::*member, const char* name) {
     for (std::size_t rank = 1; rank < places.size(); ++rank) {
       if (places[rank].options.*member == places[0].options.*member) continue;
       throw Error(ErrorCode::config_mismatch,
@@ -119,8 +119,8 @@ void require_equal_options(const std::vector<Place>& places) {
                       " has " + std::to_string(places[rank].options.*member));
     }
   };
-  compare(&HostsOptions::network_groups, "network_groups");
-  compare(&HostsOptions::network_ctas, "network_ctas");
+  compare(&CudaHostsOptions::network_groups, "network_groups");
+  compare(&CudaHostsOptions::network_ctas, "network_ctas");
 }
 
 }  // namespace megamoe::cuda

@@ -7,8 +7,8 @@
 #include <functional>
 #include <vector>
 
-#include "comm/cuda/over_hosts.h"
 #include "layer/agreement.h"
+#include "megamoe/cuda.h"
 #include "megamoe/topology.h"
 
 namespace megamoe::cuda {
@@ -19,7 +19,7 @@ struct Place {
   std::uint64_t process = 0;  ///< of all hosts
   std::array<char, 16> device_uuid{};
   std::int32_t device = 0;  ///< as its process numbers it
-  HostsOptions options;
+  CudaHostsOptions options;
 };
 
 /// This rank's, without options; `prepare` is what else may fail there.
@@ -40,7 +40,7 @@ enum class HostsAre { processes, threads };
 HostsAre hosts_are(const std::vector<Place>& places, const Topology& topology);
 
 /// Throws Error(invalid_argument) naming the member that is wrong; fills in defaults.
-HostsOptions resolved(HostsOptions options);
+CudaHostsOptions resolved(CudaHostsOptions options);
 /// Throws Error(config_mismatch).
 void require_equal_options(const std::vector<Place>& places);
 
