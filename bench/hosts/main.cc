@@ -22,7 +22,9 @@
 #include "bench/cuda_bursts.h"
 #include "bench/cuda_rank_tensors.h"
 #include "bench/routing.h"
+#include "bench/run_info.h"
 #include "bench/samples.h"
+#include "comm/cuda/nccl_library.h"
 #include "comm/network/socket.h"
 #include "common/launch.h"
 #include "cuda/stream_order.h"
@@ -53,6 +55,7 @@ struct Options {
   int num_repeats = 7;
   std::string json_path;
   std::string trace_path;
+  std::string command;  ///< that started the benchmark
   tools::LaunchOptions launch;
 };
 
@@ -97,7 +100,47 @@ double message_ms(Communicator& group, cuda::HostLink& link, int device, std::in
   return *std::max_element(all.begin(), all.end());
 }
 
-Json time_messages(Communicator& group, cuda::HostLink& link, int device, int num_ctas) {
+/// What all records of the run say about it.
+struct Machine {
+  RunInfo run;
+  std::string hardware;
+  std::string network;
+  Json versions;
+};
+
+Machine machine_of(const Options& options, const Topology& topology, int device) {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+  const auto cuda_version = [](int number) {
+    return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
+  };
+  int runtime = 0;
+  int driver = 0;
+  int nccl = 0;
+  check(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
+  check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+  nccl::check(nccl::library().get_version(&nccl), "ncclGetVersion");
+  const char* net = std::getenv("NCCL_NET");
+  const char* interface = std::getenv("NCCL_SOCKET_IFNAME");
+  return {run_info(options.command),
+          std::to_string(topology.num_ranks()) + " x " + properties.name,
+          std::string("NCCL_NET=") + (net == nullptr ? "" : net) +
+              ", NCCL_SOCKET_IFNAME=" + (interface == nullptr ? "" : interface),
+          {{"cuda", cuda_version(runtime)},
+           {"driver", cuda_version(driver)},
+           {"nccl", std::to_string(nccl / 10000) + "." + std::to_string(nccl / 100 % 100) + "." +
+                        std::to_string(nccl % 100)}}};
+}
+
+void append(Json& records, Json record, const Machine& machine) {
+  append_run(record, machine.run, machine.hardware);
+  record["versions"].update(machine.versions);
+  record["network"] = machine.network;
+  records.push_back(std::move(record));
+}
+
+Json time_messages(Communicator& group, cuda::HostLink& link, int device, int num_ctas,
+                   const Machine& machine) {
   Json records = Json::array();
   for (const std::int64_t bytes : {std::int64_t{4} << 10, std::int64_t{1} << 20,
                                    std::int64_t{8} << 20, std::int64_t{32} << 20}) {
@@ -107,11 +150,13 @@ Json time_messages(Communicator& group, cuda::HostLink& link, int device, int nu
       std::printf("messages of %6lld KB, %d CTAs: %8.3f ms, %6.2f GB/s each way\n",
                   static_cast<long long>(bytes >> 10), num_ctas, ms, gbps);
     }
-    records.push_back({{"what", "message"},
-                       {"network_ctas", num_ctas},
-                       {"bytes", bytes},
-                       {"ms", ms},
-                       {"GBps_each_way", gbps}});
+    append(records,
+           {{"benchmark", "message between hosts"},
+            {"network_ctas", num_ctas},
+            {"bytes", bytes},
+            {"ms", ms},
+            {"gbytes_per_s_each_way", gbps}},
+           machine);
   }
   return records;
 }
@@ -171,6 +216,11 @@ struct Pass {
 struct LayerTimes {
   Spans forward;
   Spans backward;
+  [[nodiscard]] Spans step() const {
+    return {forward.total_ms + backward.total_ms, forward.compute_ms + backward.compute_ms,
+            forward.transfer_ms + backward.transfer_ms, forward.first_ms + backward.first_ms,
+            forward.last_ms + backward.last_ms};
+  }
   Pass last_forward;
   Pass last_backward;
 };
@@ -229,7 +279,9 @@ Json to_json(const Spans& spans, const Spans& alone) {
           {"transfer_ms", alone.transfer_ms},
           {"first_group_ms", spans.first_ms},
           {"last_group_ms", spans.last_ms},
-          {"bound_ms", bound_ms(spans, alone)}};
+          {"bound_ms", bound_ms(spans, alone)},
+          {"of_bound", spans.total_ms / bound_ms(spans, alone)},
+          {"of_sum", spans.total_ms / (alone.compute_ms + alone.transfer_ms)}};
 }
 
 void print(const char* pass, const Spans& spans, const Spans& alone) {
@@ -268,6 +320,7 @@ void run_rank(const Options& options, Communicator& hosts) {
   const int device = verify::cuda_device_of(hosts.topology(), hosts.rank());
   const cuda::CurrentDevice current(device);
   const bool speaks = hosts.rank() == 0;
+  const Machine machine = machine_of(options, hosts.topology(), device);
   Json records = Json::array();
   if (speaks) {
     std::printf("%s\n%lld tokens a rank, H=%lld, I=%lld, E=%d, K=%d, recompute\n",
@@ -285,7 +338,9 @@ void run_rank(const Options& options, Communicator& hosts) {
           make_cuda_communicator(hosts, device, {.network_groups = groups, .network_ctas = ctas});
       if (i < 0) {
         auto& link = *dynamic_cast<cuda::OrderedCommunicator&>(*group).hosts().link;
-        for (auto& record : time_messages(*group, link, device, ctas)) records.push_back(record);
+        for (Json& record : time_messages(*group, link, device, ctas, machine)) {
+          records.push_back(std::move(record));
+        }
       }
       const LayerTimes times = time_layer(options, *group, device, overlap);
       if (i < 0) alone = times;
@@ -293,18 +348,27 @@ void run_rank(const Options& options, Communicator& hosts) {
       std::printf("  %d group%s, %d CTAs\n", groups, groups == 1 ? "" : "s", ctas);
       print("forward", times.forward, alone.forward);
       print("backward", times.backward, alone.backward);
+      print("step", times.step(), alone.step());
       std::fflush(stdout);
-      records.push_back({{"what", "layer"},
-                         {"overlap", i < 0 ? "off" : "on"},
-                         {"groups", groups},
-                         {"network_ctas", ctas},
-                         {"tokens_per_rank", options.num_tokens},
-                         {"hidden", options.hidden_dim},
-                         {"intermediate", options.intermediate_dim},
-                         {"experts", options.num_experts},
-                         {"top_k", options.top_k},
-                         {"forward", to_json(times.forward, alone.forward)},
-                         {"backward", to_json(times.backward, alone.backward)}});
+      Json record = {{"layer", "megamoe"},
+                     {"benchmark", "layer over hosts"},
+                     {"backend", "cuda"},
+                     {"mode", "recompute"},
+                     {"overlap", i < 0 ? "off" : "on"},
+                     {"groups", groups},
+                     {"network_ctas", ctas},
+                     {"hidden_dim", options.hidden_dim},
+                     {"intermediate_dim", options.intermediate_dim},
+                     {"num_experts", options.num_experts},
+                     {"top_k", options.top_k},
+                     {"tokens_per_rank", options.num_tokens},
+                     {"ranks", hosts.size()},
+                     {"hosts", hosts.topology().num_hosts()},
+                     {"routing", "uniform"},
+                     {"forward", to_json(times.forward, alone.forward)},
+                     {"backward", to_json(times.backward, alone.backward)},
+                     {"step", to_json(times.step(), alone.step())}};
+      append(records, std::move(record), machine);
       if (options.trace_path.empty()) continue;
       const std::string name = options.trace_path + "." + std::to_string(groups);
       write_trace(name + ".forward.json", times.last_forward);
@@ -384,6 +448,9 @@ int main(int argc, char** argv) {
                  "Write timelines of both streams to FILE.<groups>.{forward,backward}.json");
   megamoe::tools::add_launch_options(app, options.launch);
   CLI11_PARSE(app, argc, argv);
+  for (int i = 0; i < argc && std::string(argv[i]) != "--launched"; ++i) {
+    options.command += (i > 0 ? " " : "") + std::string(argv[i]);
+  }
   try {
     if (!options.launch.is_launched) return megamoe::bench::run_stand_ins(argc, argv);
     const auto hosts = megamoe::tools::join_launched_group(options.launch);

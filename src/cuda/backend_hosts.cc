@@ -79,6 +79,7 @@ void CudaBackend::throw_if_over() {
   };
   const std::optional<Error> why = find();
   if (!why) return;
+  memory_.given_up = why;  // the link's failure will be that the group has been aborted
   memory_.calls->has_failed = true;
   workspace_.communicator.abort(why->what());
   throw Error(*why);
@@ -90,10 +91,12 @@ void CudaBackend::enqueue_over_hosts(cudaStream_t stream,
   try {
     launches(order);
   } catch (const std::exception& error) {
-    const auto* known = dynamic_cast<const Error*>(&error);
-    memory_.given_up =
-        Error(known != nullptr ? known->code() : ErrorCode::internal,
-              "rank " + std::to_string(view_.rank) + " could not enqueue a call: " + error.what());
+    if (!hosts_->link().failure()) {
+      const auto* known = dynamic_cast<const Error*>(&error);
+      memory_.given_up = Error(
+          known != nullptr ? known->code() : ErrorCode::internal,
+          "rank " + std::to_string(view_.rank) + " could not enqueue a call: " + error.what());
+    }
     try {
       gpu::give_up_on_host(view_, hosts_->host_view(), stream);
     } catch (const Error&) {

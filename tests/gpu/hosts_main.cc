@@ -24,7 +24,7 @@ class Watch : public testing::EmptyTestEventListener {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Up to four ranks share a device here (docs/cuda.md).
+  // Up to eight ranks share a device here (docs/cuda.md).
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   megamoe::verify::set_default_backend(megamoe::Backend::cuda);

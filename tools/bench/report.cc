@@ -1,10 +1,7 @@
 #include "bench/report.h"
 
 #include <cstdio>
-#include <ctime>
-#include <random>
 
-#include "common/build_info.h"
 #include "common/machine.h"
 #include "cpu/fma_peak.h"
 
@@ -135,28 +132,6 @@ double rank_peak_tflops(const LayerResult& result, const Ceiling& ceiling) {
 }
 
 }  // namespace
-
-void append_run(nlohmann::ordered_json& record, const RunInfo& run, const std::string& hardware) {
-  const tools::BuildInfo build = tools::build_info();
-  record["commit"] = build.commit;
-  record["date"] = run.date;
-  record["hardware"] = hardware;
-  record["versions"] = {
-      {"megamoe", build.version}, {"compiler", build.compiler}, {"build", build.build_type}};
-  record["command"] = run.command;
-  record["run"] = run.run;
-}
-
-RunInfo run_info(std::string command) {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  gmtime_r(&now, &utc);
-  char date[32];
-  std::strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", &utc);
-  char id[16];
-  std::snprintf(id, sizeof(id), "%08x", std::random_device{}());
-  return {std::move(command), date, std::string(date) + "-" + id};
-}
 
 void print_ceiling(const Ceiling& ceiling) {
   std::printf("%s, %s; fp32 fma peak %.1f GFLOP/s a core, %.1f on the %d threads of all ranks\n",

@@ -238,10 +238,10 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
         std::count(arrangements.begin(), arrangements.end(), Arrangement::device_each) > 0;
     const bool has_hosts = topology.num_hosts() > 1;
     const int host = topology.host_of(group.rank());
-    if (topology.ranks_per_host() > 1 &&
-        std::count(arrangements.begin(), arrangements.end(), Arrangement::one_device) > 0) {
-      calls_->shared = order_of_host(group, arrangements[host], kWhat);
-    }
+    const bool any_order =
+        topology.ranks_per_host() > 1 &&
+        std::count(arrangements.begin(), arrangements.end(), Arrangement::one_device) > 0;
+    if (any_order) calls_->shared = order_of_host(group, arrangements[host], kWhat);
     const HostsAre hosts = has_hosts ? cuda::hosts_are(places, topology) : HostsAre::threads;
     const bool has_nccl_link = has_hosts && hosts == HostsAre::processes;
 
@@ -258,13 +258,20 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
             kWhat, kConstructionDeadlineS);
     }
     if (has_nccl_link) {
-      agree(group, outcome_of([&] {
-              const int index = topology.local_index_of(group.rank());
-              link_ = std::make_unique<nccl::NcclLink>(
-                  records[topology.rank_of(0, index)].of_index, topology, group.rank(),
-                  resolved_options.network_ctas, calls_->has_left_R.get(), kConstructionDeadlineS);
-            }),
-            kWhat, kConstructionDeadlineS);
+      // A first message allocates and loads code, which may wait for kernels of ranks beside this
+      // one, and those for their peers: ranks that share a device have it one after the other.
+      const int index = topology.local_index_of(group.rank());
+      const int num_turns = any_order ? topology.ranks_per_host() : 1;
+      for (int turn = 0; turn < num_turns; ++turn) {
+        agree(group, outcome_of([&] {
+                if (num_turns > 1 && turn != index) return;
+                link_ = std::make_unique<nccl::NcclLink>(
+                    records[topology.rank_of(0, index)].of_index, topology, group.rank(),
+                    resolved_options.network_ctas, calls_->has_left_R.get(),
+                    kConstructionDeadlineS);
+              }),
+              kWhat, kConstructionDeadlineS);
+      }
       bytes_per_s_ = slowest_link();
     } else if (has_hosts) {
       join_threads(topology, places);
