@@ -1,6 +1,6 @@
 // What the network between hosts costs a layer of the CUDA backend: how fast messages travel, and
-// what forward and backward take, with and without overlap, beside what products and transfers of
-// the same calls take by themselves.
+// what forward and backward take, with and without overlap, beside what their products take by
+// themselves (in calls without overlap) and their bytes at the bandwidth of large messages.
 //
 // Without --launched it starts two processes, stand-in hosts with a GPU each, which see each other
 // by NCCL's sockets on the loopback interface alone.
@@ -139,13 +139,15 @@ void append(Json& records, Json record, const Machine& machine) {
   records.push_back(std::move(record));
 }
 
-Json time_messages(Communicator& group, cuda::HostLink& link, int device, int num_ctas,
-                   const Machine& machine) {
-  Json records = Json::array();
+/// Adds records; returns the bytes a second, to and from all other hosts together, of the largest.
+double time_messages(Communicator& group, cuda::HostLink& link, int device, int num_ctas,
+                     const Machine& machine, Json& records) {
+  double bytes_per_s = 0.0;
   for (const std::int64_t bytes : {std::int64_t{4} << 10, std::int64_t{1} << 20,
                                    std::int64_t{8} << 20, std::int64_t{32} << 20}) {
     const double ms = message_ms(group, link, device, bytes);
     const double gbps = 1e-6 * static_cast<double>(bytes) / ms;
+    bytes_per_s = 1e9 * gbps * (group.topology().num_hosts() - 1);
     if (group.rank() == 0) {
       std::printf("messages of %6lld KB, %d CTAs: %8.3f ms, %6.2f GB/s each way\n",
                   static_cast<long long>(bytes >> 10), num_ctas, ms, gbps);
@@ -158,18 +160,72 @@ Json time_messages(Communicator& group, cuda::HostLink& link, int device, int nu
             {"gbytes_per_s_each_way", gbps}},
            machine);
   }
-  return records;
+  return bytes_per_s;
 }
 
 // ---- The layer -------------------------------------------------------------------------------
 
+/// What ranks send to other hosts, or receive: of the rank and direction that is most.
+struct Traffic {
+  std::int64_t forward_bytes = 0;
+  std::int64_t backward_bytes = 0;
+};
+
+/// A rank sends its tokens, and, as a relay, the results of its peers' slots on its host.
+Traffic traffic_of(const MoeShape& shape, const Topology& topology,
+                   const std::vector<std::vector<std::int32_t>>& ids_RTK) {
+  const int num_hosts = topology.num_hosts();
+  const std::int32_t experts_per_host = shape.num_experts / num_hosts;
+  const std::int64_t row_bytes = shape.hidden_dim * static_cast<std::int64_t>(sizeof(bf16));
+  const std::int64_t id_bytes = shape.top_k * static_cast<std::int64_t>(sizeof(std::int32_t));
+  const std::int64_t weight_bytes = shape.top_k * static_cast<std::int64_t>(sizeof(float));
+  Traffic most;
+  std::vector<std::int64_t> tokens_RS(ids_RTK.size() * num_hosts);
+  std::vector<std::int64_t> slots_RS(tokens_RS.size());
+  for (std::size_t rank = 0; rank < ids_RTK.size(); ++rank) {
+    const std::vector<std::int32_t>& ids_TK = ids_RTK[rank];
+    for (std::size_t first = 0; first < ids_TK.size(); first += shape.top_k) {
+      std::vector<bool> needs_S(num_hosts);
+      for (std::size_t i = first; i < first + shape.top_k; ++i) {
+        if (ids_TK[i] < 0) continue;
+        const int host = ids_TK[i] / experts_per_host;
+        needs_S[host] = true;
+        ++slots_RS[rank * num_hosts + host];
+      }
+      for (int host = 0; host < num_hosts; ++host) {
+        if (needs_S[host]) ++tokens_RS[rank * num_hosts + host];
+      }
+    }
+  }
+  const auto add = [&](Traffic& traffic, std::int64_t tokens, std::int64_t slots) {
+    traffic.forward_bytes += tokens * (row_bytes + id_bytes) + slots * row_bytes;
+    traffic.backward_bytes += tokens * (2 * row_bytes + id_bytes + weight_bytes) +
+                              slots * (row_bytes + static_cast<std::int64_t>(sizeof(float)));
+  };
+  for (int rank = 0; rank < topology.num_ranks(); ++rank) {
+    const int own = topology.host_of(rank);
+    Traffic sent;
+    Traffic received;
+    for (int host = 0; host < num_hosts; ++host) {
+      if (host == own) continue;
+      const int peer = topology.rank_of(host, topology.local_index_of(rank));
+      add(sent, tokens_RS[rank * num_hosts + host], slots_RS[peer * num_hosts + own]);
+      add(received, tokens_RS[peer * num_hosts + own], slots_RS[rank * num_hosts + host]);
+    }
+    for (const Traffic& traffic : {sent, received}) {
+      most.forward_bytes = std::max(most.forward_bytes, traffic.forward_bytes);
+      most.backward_bytes = std::max(most.backward_bytes, traffic.backward_bytes);
+    }
+  }
+  return most;
+}
+
 /// Of one pass, where its time went.
 struct Spans {
   double total_ms = 0.0;
-  double compute_ms = 0.0;   ///< products and what moves rows inside the host
-  double transfer_ms = 0.0;  ///< packing, travelling, unpacking
-  double first_ms = 0.0;     ///< until the first group's rows are there
-  double last_ms = 0.0;      ///< results of the last group
+  double compute_ms = 0.0;  ///< products and what moves rows inside the host
+  double first_ms = 0.0;    ///< until the first group's rows are there
+  double last_ms = 0.0;     ///< results of the last group
 };
 
 using Stages = std::vector<StageClock::Stage>;
@@ -185,8 +241,6 @@ Spans spans_of(const Stages& compute, const Stages& network) {
     if (!waits(stage.name) && stage.name != "stage_and_plan") spans.compute_ms += stage.ms;
   }
   for (const StageClock::Stage& stage : network) {
-    if (waits(stage.name)) continue;
-    spans.transfer_ms += stage.ms;
     if (stage.name == "results") spans.last_ms = stage.ms;
   }
   bool has_rows = false;
@@ -204,8 +258,7 @@ Spans median(const std::vector<Spans>& all) {
     for (const Spans& spans : all) samples.push_back(spans.*member);
     return summarize(samples).median_ms;
   };
-  return {of(&Spans::total_ms), of(&Spans::compute_ms), of(&Spans::transfer_ms),
-          of(&Spans::first_ms), of(&Spans::last_ms)};
+  return {of(&Spans::total_ms), of(&Spans::compute_ms), of(&Spans::first_ms), of(&Spans::last_ms)};
 }
 
 struct Pass {
@@ -218,14 +271,15 @@ struct LayerTimes {
   Spans backward;
   [[nodiscard]] Spans step() const {
     return {forward.total_ms + backward.total_ms, forward.compute_ms + backward.compute_ms,
-            forward.transfer_ms + backward.transfer_ms, forward.first_ms + backward.first_ms,
-            forward.last_ms + backward.last_ms};
+            forward.first_ms + backward.first_ms, forward.last_ms + backward.last_ms};
   }
+  Traffic traffic;
   Pass last_forward;
   Pass last_backward;
 };
 
 LayerTimes time_layer(const Options& options, Communicator& group, int device, Overlap overlap) {
+  LayerTimes times;
   LayerConfig config;
   config.shape = shape_of(options);
   config.backend = Backend::cuda;
@@ -235,6 +289,7 @@ LayerTimes time_layer(const Options& options, Communicator& group, int device, O
       routing_ids(Routing::uniform, config.shape, options.num_tokens, group.size(), /*seed=*/1);
   config.row_capacity = std::max(resolved_row_capacity(config, group.size()),
                                  count_busiest(config.shape, ids_RTK).of_rank);
+  times.traffic = traffic_of(config.shape, group.topology(), ids_RTK);
   RankTensors tensors(config, group.size(), group.rank(), device, ids_RTK[group.rank()]);
   Workspace workspace(config, group);
   MoeLayer layer(config, group, workspace);
@@ -247,7 +302,6 @@ LayerTimes time_layer(const Options& options, Communicator& group, int device, O
     const Stages network = memory.network_stages.take_beside(memory.stages);
     return Pass{memory.stages.take(), network};
   };
-  LayerTimes times;
   std::vector<Spans> forward;
   std::vector<Spans> backward;
   constexpr int kWarmUps = 2;
@@ -268,29 +322,60 @@ LayerTimes time_layer(const Options& options, Communicator& group, int device, O
   return times;
 }
 
-/// What overlap can reach: the longer of the two, and what nothing can hide.
-double bound_ms(const Spans& spans, const Spans& alone) {
-  return std::max(alone.compute_ms, alone.transfer_ms) + spans.first_ms + spans.last_ms;
+/// What a pass takes without overlap, and its parts by themselves.
+struct Alone {
+  double off_ms = 0.0;
+  double compute_ms = 0.0;
+  double transfer_ms = 0.0;  ///< its bytes at the bandwidth of large messages
+};
+
+struct AllAlone {
+  Alone forward;
+  Alone backward;
+  [[nodiscard]] Alone step() const {
+    return {forward.off_ms + backward.off_ms, forward.compute_ms + backward.compute_ms,
+            forward.transfer_ms + backward.transfer_ms};
+  }
+};
+
+/// `off`: times without overlap.
+AllAlone alone_of(const LayerTimes& off, double bytes_per_s) {
+  const auto ms_of = [&](std::int64_t bytes) {
+    return 1e3 * static_cast<double>(bytes) / bytes_per_s;
+  };
+  return {{off.forward.total_ms, off.forward.compute_ms, ms_of(off.traffic.forward_bytes)},
+          {off.backward.total_ms, off.backward.compute_ms, ms_of(off.traffic.backward_bytes)}};
 }
 
-Json to_json(const Spans& spans, const Spans& alone) {
+double longer_ms(const Alone& alone) { return std::max(alone.compute_ms, alone.transfer_ms); }
+
+/// What overlap can reach: the longer of the two, and what nothing can hide.
+double bound_ms(const Spans& spans, const Alone& alone) {
+  return longer_ms(alone) + spans.first_ms + spans.last_ms;
+}
+
+Json to_json(const Spans& spans, const Alone& alone, std::int64_t bytes) {
   return {{"ms", spans.total_ms},
+          {"off_ms", alone.off_ms},
+          {"bytes", bytes},
           {"compute_ms", alone.compute_ms},
           {"transfer_ms", alone.transfer_ms},
           {"first_group_ms", spans.first_ms},
           {"last_group_ms", spans.last_ms},
           {"bound_ms", bound_ms(spans, alone)},
           {"of_bound", spans.total_ms / bound_ms(spans, alone)},
-          {"of_sum", spans.total_ms / (alone.compute_ms + alone.transfer_ms)}};
+          {"of_longer", spans.total_ms / longer_ms(alone)},
+          {"of_off", spans.total_ms / alone.off_ms}};
 }
 
-void print(const char* pass, const Spans& spans, const Spans& alone) {
+void print(const char* pass, const Spans& spans, const Alone& alone) {
   std::printf(
-      "    %-8s %8.2f ms; alone: compute %.2f, transfer %.2f; first %.2f, last %.2f; %.2f "
-      "of the bound, %.2f of the sum\n",
-      pass, spans.total_ms, alone.compute_ms, alone.transfer_ms, spans.first_ms, spans.last_ms,
-      spans.total_ms / bound_ms(spans, alone),
-      spans.total_ms / (alone.compute_ms + alone.transfer_ms));
+      "    %-8s %7.2f ms, %.2f of %.2f without overlap; alone: compute %.2f, transfer %.2f, %.2f "
+      "of "
+      "the longer; first %.2f, last %.2f, %.2f of the bound\n",
+      pass, spans.total_ms, spans.total_ms / alone.off_ms, alone.off_ms, alone.compute_ms,
+      alone.transfer_ms, spans.total_ms / longer_ms(alone), spans.first_ms, spans.last_ms,
+      spans.total_ms / bound_ms(spans, alone));
 }
 
 /// Perfetto and chrome://tracing read it.
@@ -330,7 +415,8 @@ void run_rank(const Options& options, Communicator& hosts) {
                 options.top_k);
   }
   for (const int ctas : options.ctas) {
-    LayerTimes alone;
+    AllAlone alone;
+    double bytes_per_s = 0.0;
     for (int i = -1; i < static_cast<int>(options.groups.size()); ++i) {
       const Overlap overlap = i < 0 ? Overlap::off : Overlap::on;
       const int groups = i < 0 ? 1 : options.groups[i];
@@ -338,18 +424,17 @@ void run_rank(const Options& options, Communicator& hosts) {
           make_cuda_communicator(hosts, device, {.network_groups = groups, .network_ctas = ctas});
       if (i < 0) {
         auto& link = *dynamic_cast<cuda::OrderedCommunicator&>(*group).hosts().link;
-        for (Json& record : time_messages(*group, link, device, ctas, machine)) {
-          records.push_back(std::move(record));
-        }
+        bytes_per_s = time_messages(*group, link, device, ctas, machine, records);
       }
       const LayerTimes times = time_layer(options, *group, device, overlap);
-      if (i < 0) alone = times;
+      if (i < 0) alone = alone_of(times, bytes_per_s);
       if (!speaks) continue;
       std::printf("  %d group%s, %d CTAs\n", groups, groups == 1 ? "" : "s", ctas);
       print("forward", times.forward, alone.forward);
       print("backward", times.backward, alone.backward);
       print("step", times.step(), alone.step());
       std::fflush(stdout);
+      const Traffic& traffic = times.traffic;
       Json record = {{"layer", "megamoe"},
                      {"benchmark", "layer over hosts"},
                      {"backend", "cuda"},
@@ -365,9 +450,10 @@ void run_rank(const Options& options, Communicator& hosts) {
                      {"ranks", hosts.size()},
                      {"hosts", hosts.topology().num_hosts()},
                      {"routing", "uniform"},
-                     {"forward", to_json(times.forward, alone.forward)},
-                     {"backward", to_json(times.backward, alone.backward)},
-                     {"step", to_json(times.step(), alone.step())}};
+                     {"forward", to_json(times.forward, alone.forward, traffic.forward_bytes)},
+                     {"backward", to_json(times.backward, alone.backward, traffic.backward_bytes)},
+                     {"step", to_json(times.step(), alone.step(),
+                                      traffic.forward_bytes + traffic.backward_bytes)}};
       append(records, std::move(record), machine);
       if (options.trace_path.empty()) continue;
       const std::string name = options.trace_path + "." + std::to_string(groups);

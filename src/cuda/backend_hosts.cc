@@ -234,7 +234,10 @@ void CudaBackend::group_by_group(gpu::CallKind kind, const CudaCallState& state,
   send_rows(0);
   for (std::int32_t group = 0; group < hosts.num_groups(); ++group) {
     if (group + 1 < hosts.num_groups()) send_rows(group + 1);
-    if (group == 0) hosts.list_slots(plan, network);
+    if (group == 0) {
+      memory_.network_stages.start("lists", network);
+      hosts.list_slots(plan, network);
+    }
     memory_.stages.start("await_rows", stream);
     cuda::check(cudaStreamWaitEvent(stream, hosts.rows_arrived[group], 0), "cudaStreamWaitEvent");
     order.meet_next();

@@ -170,13 +170,6 @@ TEST(StandInHostsFailure, OptionsThatDifferAreRefused) {
   });
 }
 
-TEST(StandInHostsFailure, ThePublicCommunicatorRefusesHostsByName) {
-  run_ranks(even_topology(2, 1), [](Communicator& threads) {
-    expect_error(ErrorCode::unsupported, {"must be on one host", "2 hosts"},
-                 [&] { make_cuda_communicator(threads, 0); });
-  });
-}
-
 // ---- Processes -------------------------------------------------------------------------------
 
 constexpr double kDeadlineS = 20.0;
