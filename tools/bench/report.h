@@ -42,6 +42,7 @@ struct CudaLayerResult {
   std::string shape_name;
   LayerConfig config;
   int num_ranks;
+  int num_hosts;
   std::int64_t num_rows;  ///< over all ranks
   Routing routing;
   BusiestRows busiest;

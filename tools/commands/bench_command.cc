@@ -155,6 +155,7 @@ nlohmann::ordered_json run_on_cuda(const BenchOptions& options, const Layers& la
         name,
         config,
         options.num_ranks,
+        launched == nullptr ? 1 : launched->topology().num_hosts(),
         num_rows_of(options, config),
         bench::parse_routing(options.routing),
         busiest,
@@ -164,7 +165,6 @@ nlohmann::ordered_json run_on_cuda(const BenchOptions& options, const Layers& la
     bench::print_cuda_result(result, dense_tflops);
     std::fflush(stdout);
     records.push_back(bench::to_cuda_record(result, dense_tflops, run));
-    if (launched != nullptr) records.back()["hosts"] = launched->topology().num_hosts();
   }
   return records;
 }
