@@ -37,11 +37,16 @@ LEAST_SHARES = {
 }
 
 
-def first_line(command):
+def lines(command):
+    """Of its output; none where it cannot run."""
     try:
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip().splitlines()[0]
-    except (OSError, IndexError):
-        return "unknown"
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip().splitlines()
+    except OSError:
+        return []
+
+
+def first_line(command):
+    return next(iter(lines(command)), "unknown")
 
 
 def circumstances(commit, command):
