@@ -502,7 +502,8 @@ def test_gpu_check_names_failures_and_leaves_nothing_running(tmp_path):
     failed = {programs[1]: "FAILED (3)", programs[2]: "FAILED (timeout)"}
     assert result.stdout.splitlines() == [f"{program}: {failed.get(program, 'ok')}" for program in programs]
     assert (tmp_path / "out" / f"{programs[1]}.log").read_text() == "wrong\n"
-    (record,) = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("checks-*.json")]
+    (file,) = (tmp_path / "out").glob("checks-*.json")
+    (record,) = json.loads(file.read_text())
     checks = {check["check"]: check for check in record["checks"]}
     assert {name: check["result"] for name, check in checks.items()} == {
         name: failed.get(name, "ok") for name in programs
