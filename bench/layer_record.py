@@ -149,7 +149,7 @@ def to_markdown(records, baselines):
                 continue
             sequential = [r for r in of_size if name_of(r) == "sequential, saved"]
             lines += ["", *to_share_table(default), "",
-                      "Stages are looked at in passes of their own. What the first stages of the forward pass say is mostly the wait for",
+                      "Stages are looked at in passes of their own, on the rank that receives most rows. What the first stages of the forward pass say is mostly the wait for",
                       "the host, which had just read the counters of the pass before.", "", *to_stage_table(default + sequential)]
     return "\n".join(lines) + "\n"
 

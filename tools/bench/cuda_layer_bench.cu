@@ -7,6 +7,7 @@
 #include "bench/cuda_layer_bench.h"
 #include "bench/cuda_rank_tensors.h"
 #include "bench/dense_product.h"
+#include "bench/routing.h"
 #include "comm/gpu_workspace_layout.h"
 #include "cuda/workspace.h"
 #include "layer/workspace.h"
@@ -162,6 +163,7 @@ CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
                                   const std::vector<std::vector<std::int32_t>>& ids_RTK,
                                   int num_repeats) {
   const int num_ranks = static_cast<int>(ids_RTK.size());
+  const int busiest = count_busiest(config.shape, ids_RTK).rank;
   CudaLayerTimes times;
   std::vector<SamplesMs> forward_RS(num_ranks, SamplesMs(num_repeats));
   std::vector<SamplesMs> backward_RS(num_ranks, SamplesMs(num_repeats));
@@ -195,7 +197,7 @@ CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
         });
     const CudaLayerTimes looks =
         look_into_passes(config, *group, workspace, layer, tensors, {device, stream.get()});
-    if (rank == 0) times = looks;
+    if (rank == busiest) times = looks;
     group->barrier("the end of a benchmark", config.entry_deadline_s);
   });
   for (int repeat = 0; repeat < num_repeats; ++repeat) {
