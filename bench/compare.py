@@ -22,13 +22,10 @@ shapes.
 """
 
 import argparse
-import datetime
-import importlib.metadata
 import json
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -38,9 +35,10 @@ import torch
 import torch.distributed as dist
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "bench" / "baseline"))
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "bench" / "baseline")]
 from huggingface_layer import Layer as GroupedMmLayer  # noqa: E402
 from idle_share import idle_share  # noqa: E402
+from run_info import run_info  # noqa: E402
 from torchtitan_layer import Layer as TorchTitanLayer  # noqa: E402
 
 #: H, I, E, K
@@ -263,24 +261,13 @@ def dense_tflops(arguments, device):
     return float(f"{2 * size**3 / median / 1e9:.4g}")
 
 
-def head_commit():
-    result = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
-    return result.stdout.strip() or "unknown"
-
-
 def circumstances(arguments, device, program="bench/compare.py"):
-    now = datetime.datetime.now(datetime.timezone.utc)
-    versions = {name: importlib.metadata.version(name) for name in ("torch",)}
-    versions["megamoe"] = megamoe.__version__
+    versions = {"torch": torch.__version__, "megamoe": megamoe.__version__}
     if device.type == "cuda":
         versions |= {"cuda": torch.version.cuda, "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
-    return {
-        "commit": arguments.commit or head_commit(),
-        "date": now.isoformat(timespec="seconds"),
+    return run_info(arguments.commit, program + " " + " ".join(sys.argv[1:])) | {
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         "versions": versions,
-        "command": program + " " + " ".join(sys.argv[1:]),
-        "run": now.strftime("%Y%m%dT%H%M%S"),
     }
 
 

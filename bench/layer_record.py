@@ -23,9 +23,13 @@ def is_ours(record):
     return record["layer"] == "megamoe"
 
 
+def routing_of(record):
+    return record.get("routing", "uniform")
+
+
 def kind_of(record):
     """What is measured, but for how it is done."""
-    return record["run"], record["shape"], record["ranks"], record["tokens_per_rank"]
+    return record["run"], record["shape"], record["ranks"], record["tokens_per_rank"], routing_of(record)
 
 
 def name_of(record):
@@ -75,6 +79,24 @@ def to_table(records, baselines):
     return lines
 
 
+def explained_share(record, pass_name):
+    """What the rows of the rank that receives most take at P, of the time of the pass."""
+    return record["busiest_rank_floor_ms"][pass_name] / record[f"{pass_name}_ms"]
+
+
+def to_routing_table(records):
+    """Of all routings. As far as the shares are alike, the busiest rank's rows explain what skewed routing costs."""
+    lines = ["| shape | path, mode | routing | rows of the busiest rank, of the mean | forward, ms | its rows at P, of that "
+             "| backward, ms | its rows at P, of that |", "|---|---|---|---|---|---|---|---|"]
+    for r in sorted(records, key=lambda record: (*rank_of(record), record["busiest_rank_rows"])):
+        mean = r["tokens_per_rank"] * r["top_k"]
+        cells = [r["shape"], name_of(r), routing_of(r), f"{r['busiest_rank_rows']} ({r['busiest_rank_rows'] / mean:.2f})"]
+        for pass_name in ("forward", "backward"):
+            cells += [f"{r[f'{pass_name}_ms']:.2f}", f"{explained_share(r, pass_name):.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
 def to_share_table(records):
     lines = ["| shape | loaders wait for rows | before their first tile | tails, forward | tails, backward "
              "| peers awaited from dx on | dx summed beside |", "|---|---|---|---|---|---|---|"]
@@ -101,7 +123,7 @@ def to_markdown(records, baselines):
     ours = [record for record in records if is_ours(record)]
     hardware = sorted({record["hardware"] for record in ours})
     lines = [f"# The layer on {' and '.join(hardware)}" if ours else "# The baseline alone", "",
-             "Uniform random routing. Medians of the passes [fastest, slowest], the slowest rank's; bursts of about 40 ms after a",
+             "Uniform random routing unless said otherwise. Medians of the passes [fastest, slowest], the slowest rank's; bursts of about 40 ms after a",
              "pause, ours, the baseline's and the dense product's alike. P: bf16 8192^3 through cuBLAS in the same process.",
              "TFLOP/s count 6 N H I forward and 12 N H I backward, also where gate and up are computed again. The baseline is",
              "the sequential layer of `bench/baseline/` (TorchTitan's order of operations) on the same GPUs in the same run;",
@@ -114,14 +136,20 @@ def to_markdown(records, baselines):
             lines += ["", f"Run {run}: source {first['commit'][:12]}, {first['hardware']}, P {min(dense):.0f} to {max(dense):.0f} TFLOP/s; for example",
                       f"`{first['command']}`."]
         for ranks, tokens in dict.fromkeys((r["ranks"], r["tokens_per_rank"]) for r in in_run):
-            of_size = [r for r in in_run if (r["ranks"], r["tokens_per_rank"]) == (ranks, tokens)]
-            lines += ["", f"## {ranks} rank{'s' if ranks > 1 else ''} of {tokens} tokens, run {run}", "", *to_table(of_size, baselines)]
+            of_all_routings = [r for r in in_run if (r["ranks"], r["tokens_per_rank"]) == (ranks, tokens)]
+            of_size = [r for r in of_all_routings if routing_of(r) == "uniform"]
+            lines += ["", f"## {ranks} rank{'s' if ranks > 1 else ''} of {tokens} tokens, run {run}"]
+            if of_size:
+                lines += ["", *to_table(of_size, baselines)]
+            if of_all_routings != of_size:
+                lines += ["", "The rank with most rows decides. Where skewed routing has about the same share of its rows' time at P as uniform routing,",
+                          "those rows explain what it costs.", "", *to_routing_table([r for r in of_all_routings if is_ours(r)])]
             default = [r for r in of_size if name_of(r) == "overlap, saved"]
             if not default:
                 continue
             sequential = [r for r in of_size if name_of(r) == "sequential, saved"]
             lines += ["", *to_share_table(default), "",
-                      "Stages are looked at in passes of their own. What the first stages of the forward pass say is mostly the wait for",
+                      "Stages are looked at in passes of their own, on the rank that receives most rows. What the first stages of the forward pass say is mostly the wait for",
                       "the host, which had just read the counters of the pass before.", "", *to_stage_table(default + sequential)]
     return "\n".join(lines) + "\n"
 
@@ -129,14 +157,14 @@ def to_markdown(records, baselines):
 def print_table(records):
     """A line a record, for a terminal."""
     baselines = baselines_of(records)
-    print(f"{'shape':12} {'R':>2} {'T':>6} {'path, mode':38} {'fwd ms':>8} {'of P':>6} {'x':>5} {'bwd ms':>8} {'of P':>6} {'x':>5}")
+    print(f"{'shape':12} {'R':>2} {'T':>6} {'routing':10} {'path, mode':38} {'fwd ms':>8} {'of P':>6} {'x':>5} {'bwd ms':>8} {'of P':>6} {'x':>5}")
     for record in sorted(records, key=lambda r: (r["ranks"], r["tokens_per_rank"], rank_of(r))):
         cells = []
         for pass_name in ("forward", "backward"):
             over = ratio(record, baselines, pass_name, compiled=True)
             share = record[f"{pass_name}_tflops"] / record["dense_tflops"]
             cells.append(f"{record[f'{pass_name}_ms']:8.3f} {share:6.3f} {f'{over:.2f}' if over else '':>5}")
-        print(f"{record['shape']:12} {record['ranks']:2} {record['tokens_per_rank']:6} {name_of(record):38} {' '.join(cells)}")
+        print(f"{record['shape']:12} {record['ranks']:2} {record['tokens_per_rank']:6} {routing_of(record):10} {name_of(record):38} {' '.join(cells)}")
 
 
 def main(arguments=None):

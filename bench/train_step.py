@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 from compare import circumstances  # noqa: E402
 
 NUM_WARMUPS = 2
+EXPERTS = ["torchtitan", "megamoe", "grouped_mm"]
 
 
 def load_example():
@@ -91,30 +92,71 @@ def table(records):
     return "\n".join(lines)
 
 
+def layers_of_shapes(shapes):
+    """Reads SHAPE:LAYERS,... as [(shape, layers)]."""
+
+    def read(text):
+        entries = []
+        for entry in text.split(","):
+            shape, _, layers = entry.partition(":")
+            if not layers.isdecimal():
+                raise argparse.ArgumentTypeError(f"'{entry}' is not SHAPE:LAYERS")
+            if shape not in shapes:
+                raise argparse.ArgumentTypeError(f"{shape} is not one of {', '.join(shapes)}")
+            if int(layers) < 1:
+                raise argparse.ArgumentTypeError(f"'{entry}' has less than one layer")
+            entries.append((shape, int(layers)))
+        return entries
+
+    return read
+
+
+def experts_of(text):
+    names = text.split(",")
+    for name in names:
+        if name not in EXPERTS:
+            raise argparse.ArgumentTypeError(f"{name} is not one of {', '.join(EXPERTS)}")
+    return names
+
+
+def refusal_of(options):
+    """Why an option cannot be used, before any work; None where all can."""
+    if not options.text.is_file():
+        return f"argument --text: {options.text} is not a file"
+    if options.json and (options.json.is_dir() or not options.json.absolute().parent.is_dir()):
+        return f"argument --json: {options.json} is a folder, or in none"
+    if options.device == "cuda" and not torch.cuda.is_available():
+        return "argument --device: PyTorch finds no CUDA device"
+    return None
+
+
 def parse(arguments):
+    example = load_example()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", default="qwen3-30b:20,qwen3-235b:8")
-    parser.add_argument("--experts", default="torchtitan,megamoe")
+    parser.add_argument("--shapes", type=layers_of_shapes(example.SHAPES), default="qwen3-30b:20,qwen3-235b:8")
+    parser.add_argument("--experts", type=experts_of, default="torchtitan,megamoe")
     parser.add_argument("--routing", choices=["uniform", "model"], default="uniform")
-    parser.add_argument("--sequence", type=int, default=4096)
-    parser.add_argument("--sequences", type=int, default=2, help="of each rank")
-    parser.add_argument("--steps", type=int, default=6, help="that are timed")
+    parser.add_argument("--sequence", type=example.at_least(2), default=4096)
+    parser.add_argument("--sequences", type=example.at_least(1), default=2, help="of each rank")
+    parser.add_argument("--steps", type=example.at_least(1), default=6, help="that are timed")
     parser.add_argument("--text", type=pathlib.Path, default="/usr/share/common-licenses/GPL-3")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--commit", help="of the measured source, where this is not a checkout of it")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if refusal := refusal_of(options):
+        parser.error(refusal)
+    return options
 
 
 def compare(arguments):
     """The records, the same on every rank but for their times."""
     example = load_example()
     records = []
-    for entry in arguments.shapes.split(","):
-        shape, num_layers = entry.split(":")
-        for experts in arguments.experts.split(","):
-            records.append(measure(example, shape, int(num_layers), experts, arguments))
+    for shape, num_layers in arguments.shapes:
+        for experts in arguments.experts:
+            records.append(measure(example, shape, num_layers, experts, arguments))
             records[-1] |= circumstances(arguments, torch.device(arguments.device), "bench/train_step.py")
             if dist.get_rank() == 0:
                 print(table(records[-1:]), flush=True)

@@ -10,7 +10,8 @@ TorchTitan's order (all-to-all, permute, grouped_mm, unpermute; compiled); with 
 Products run in bf16; parameters are fp32 (autocast), or bf16 with --parameters bf16.
 
 A checkpoint is a file a rank and step. A rank's older ones go once all ranks have written theirs, and --resume takes
-the newest step that all ranks have: a run that ends between two ranks' files resumes from the step before.
+the newest step that all ranks have: a run that ends between two ranks' files resumes from the step before. Of the log
+it keeps the steps up to that one.
 """
 
 import argparse
@@ -305,11 +306,28 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
 
 
+def keep_steps_of_log(file, last_step):
+    """Of a run that ended behind its last checkpoint; a line that it had not written whole goes too."""
+
+    def is_kept(line):
+        try:
+            return json.loads(line)["step"] <= last_step
+        except ValueError:
+            return False
+
+    kept = [line for line in file.read_text().splitlines() if is_kept(line)]
+    unfinished = file.with_name(file.name + ".tmp")
+    unfinished.write_text("".join(line + "\n" for line in kept))
+    unfinished.replace(file)
+
+
 def train(options, trainer=None):
     """Returns the records of all steps."""
     trainer = trainer or Trainer(options)
     if options.resume:
         trainer.resume()
+        if trainer.rank == 0 and options.log_file and options.log_file.exists():
+            keep_steps_of_log(options.log_file, trainer.step)
     records = []
     while trainer.step < options.steps:
         start = time.perf_counter()

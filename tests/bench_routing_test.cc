@@ -75,10 +75,12 @@ TEST(BenchRouting, TheBusiestIsFound) {
   const BusiestRows one = count_busiest(kShape, ids_of(Routing::one_expert));
   EXPECT_EQ(one.of_rank, 2 * 2000 * 4);
   EXPECT_EQ(one.of_expert, 2 * 2000 * 4);
+  EXPECT_EQ(one.rank, kNumRanks - 1);
   MoeShape shape = kShape;
   shape.num_experts = 4;
   const BusiestRows busiest = count_busiest(shape, {{0, 1, 2, 3}, {2, 2, 3, -1}});
   EXPECT_EQ(busiest.of_rank, 5);
+  EXPECT_EQ(busiest.rank, 1);
   EXPECT_EQ(busiest.of_expert, 3);
 }
 

@@ -149,12 +149,13 @@ TEST(Case13Capacity, ExactlyFullThenOneRowTooMany) {
 }
 
 TEST(Case14DifferentConfigurations, AreRefusedAtConstructionByName) {
-  MEGAMOE_ON_CPU_ONLY("sizes that only it takes");
   const ProblemSpec spec = spec_with_tokens({8, 8});
   const LayerConfig base = layer_config(spec, {});
   const auto expect_refusal = [&](const std::string& member, auto change) {
     SCOPED_TRACE(member);
-    run_ranks(2, [&](Communicator& group) {
+    run_ranks(2, [&](Communicator& threads) {
+      const BackendGroup backend_group(threads, default_backend());
+      Communicator& group = backend_group.get();
       LayerConfig config = base;
       if (group.rank() == 1) change(config);
       for (int attempt = 0; attempt < 2; ++attempt) {
@@ -169,9 +170,9 @@ TEST(Case14DifferentConfigurations, AreRefusedAtConstructionByName) {
   };
   expect_refusal("row_capacity", [](LayerConfig& config) { config.row_capacity = 9; });
   expect_refusal("top_k", [](LayerConfig& config) { config.shape.top_k = 1; });
-  expect_refusal("hidden_dim", [](LayerConfig& config) { config.shape.hidden_dim = 32; });
+  expect_refusal("hidden_dim", [](LayerConfig& config) { config.shape.hidden_dim = 128; });
   expect_refusal("intermediate_dim",
-                 [](LayerConfig& config) { config.shape.intermediate_dim = 8; });
+                 [](LayerConfig& config) { config.shape.intermediate_dim = 128; });
   expect_refusal("num_experts", [](LayerConfig& config) { config.shape.num_experts = 4; });
   expect_refusal("max_tokens", [](LayerConfig& config) { config.shape.max_tokens = 4; });
   expect_refusal("activation.kind",
@@ -184,7 +185,6 @@ TEST(Case14DifferentConfigurations, AreRefusedAtConstructionByName) {
 }
 
 TEST(Case15MainGrad, TwoBackwardsAddToWhatIsThere) {
-  MEGAMOE_ON_CPU_ONLY("it gives the layer host memory");
   for (const int num_ranks : {1, 2}) {
     SCOPED_TRACE(num_ranks);
     const Problem first = make_problem(spec_with_tokens(std::vector<std::int64_t>(num_ranks, 20)));
@@ -200,14 +200,15 @@ TEST(Case15MainGrad, TwoBackwardsAddToWhatIsThere) {
     accumulate.initial_gradient = 3.0F;
     std::vector<LayerTensors> sums_R(num_ranks);
     run_ranks(num_ranks, [&](Communicator& group) {
-      RankSession session(first, accumulate, group);
-      RankData other(second, accumulate, group.rank());
-      const CallContext context1 = session.forward();
-      session.backward(context1);
-      const CallContext context2 = other.forward(session.layer());
-      BackwardOutput output = other.backward_output();
-      output.experts = session.data().backward_output().experts;
-      session.layer().backward(context2, other.backward_input(), output);
+      Problem problem = first;
+      RankSession session(problem, accumulate, group);
+      const auto step = [&] {
+        const CallContext context = session.forward();
+        session.backward(context);
+      };
+      step();
+      problem.x_TH = second.x_TH;
+      step();
       sums_R[group.rank()] = session.tensors();
     });
     const LayerTensors sums = concatenate(sums_R);

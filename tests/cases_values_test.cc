@@ -160,7 +160,9 @@ TEST(Case19OtherTypes, AreRefusedByName) {
   });
 }
 
-/// H = I = 1 and the identity: expert j multiplies by `scales[j]`; each token takes them in order.
+/// One token of ones in channel 0, which expert j multiplies by `scales[j]`; other channels are 0.
+/// g = 64, of which the sigmoid is 1 in fp32, and u = 1/64: a = 1 exactly, and so are both parts of
+/// dx / scales[j].
 Problem scaling_problem(const std::vector<float>& scales, const std::vector<float>& weights_K,
                         const std::vector<std::int32_t>& ids_K) {
   ProblemSpec spec;
@@ -168,40 +170,53 @@ Problem scaling_problem(const std::vector<float>& scales, const std::vector<floa
   spec.hidden_dim = spec.intermediate_dim = channels(1);
   spec.num_experts = static_cast<std::int32_t>(scales.size());
   spec.top_k = static_cast<std::int32_t>(ids_K.size());
-  spec.activation.kind = ActivationKind::identity;
   spec.routing = RoutingPattern::one_expert;
   Problem problem = make_problem(spec);
   problem.expert_ids_TK = ids_K;
   problem.weights_TK = weights_K;
-  problem.x_TH = problem.dy_TH = {to_bf16(1.0F)};
-  problem.up_EIH.assign(scales.size(), to_bf16(1.0F));
-  std::transform(scales.begin(), scales.end(), problem.down_EHI.begin(), to_bf16);
+  const auto expert_elements = static_cast<std::size_t>(spec.hidden_dim * spec.intermediate_dim);
+  for (std::vector<bf16>* tensor :
+       {&problem.x_TH, &problem.dy_TH, &problem.gate_EIH, &problem.up_EIH, &problem.down_EHI}) {
+    std::fill(tensor->begin(), tensor->end(), bf16{0});
+  }
+  problem.x_TH[0] = problem.dy_TH[0] = to_bf16(1.0F);
+  for (std::size_t expert = 0; expert < scales.size(); ++expert) {
+    problem.gate_EIH[expert * expert_elements] = to_bf16(64.0F);
+    problem.up_EIH[expert * expert_elements] = to_bf16(1.0F / 64.0F);
+    problem.down_EHI[expert * expert_elements] = to_bf16(scales[expert]);
+  }
   return problem;
 }
 
+/// `first` in channel 0, 0 in the others.
+std::vector<double> only_first(double first) {
+  std::vector<double> values(channels(1));
+  values[0] = first;
+  return values;
+}
+
 TEST(Case20SlotSum, IsMadeInFp32AndRoundedOnce) {
-  MEGAMOE_ON_CPU_ONLY("an activation and a channel that only it takes");
   // 256 + 7 * 1 = 263, halfway between 262 and 264: the even one is 264. A bf16 sum stays at 256.
+  // dx is the same sum, doubled.
   const Problem rows = scaling_problem({256, 1, 1, 1, 1, 1, 1, 1}, std::vector<float>(8, 1.0F),
                                        {0, 1, 2, 3, 4, 5, 6, 7});
   const Problem weights =
       scaling_problem({1}, {256, 1, 1, 1, 1, 1, 1, 1}, std::vector<std::int32_t>(8, 0));
   for (const Problem& problem : {rows, weights}) {
     const LayerTensors tensors = run_layer(problem, {});
-    EXPECT_EQ(tensors.y.to_host().values, std::vector<double>{264.0});
-    EXPECT_EQ(tensors.dx.to_host().values, std::vector<double>{264.0});
+    EXPECT_EQ(tensors.y.to_host().values, only_first(264.0));
+    EXPECT_EQ(tensors.dx.to_host().values, only_first(528.0));
     expect_right(problem, tensors, {});
   }
 }
 
 TEST(Case20SlotSum, IsAChainOfFusedMultiplyAdds) {
-  MEGAMOE_ON_CPU_ONLY("an activation and a channel that only it takes");
   // The product of the first slot is rounded; the second slot takes it off exactly and leaves the
   // rounding error: (1 + 2^-23) (1 + 2^-7) = 1 + 2^-7 + 2^-23 + 2^-30. Unfused, the sum would be 0.
   constexpr float kWeight = 1.0F + 0x1p-23F;
   const Problem problem =
       scaling_problem({1.0F + 0x1p-7F, -1.0F - 0x1p-7F}, {kWeight, kWeight}, {0, 1});
-  EXPECT_EQ(run_layer(problem, {}).y.to_host().values, std::vector<double>{-0x1p-30});
+  EXPECT_EQ(run_layer(problem, {}).y.to_host().values, only_first(-0x1p-30));
 }
 
 TEST(Case21Reruns, AHundredStepsGiveEqualBits) {

@@ -10,12 +10,13 @@ device's memory, both of the same run. The floor of a product is the longer of F
 """
 
 import argparse
-import datetime
 import json
 import pathlib
 import shlex
-import subprocess
 import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from run_info import first_line, run_info  # noqa: E402
 
 #: Products in the order of the table, what they are called there, and torch's on the same rows: with the same
 #: epilogue, and alone.
@@ -37,28 +38,16 @@ LEAST_SHARES = {
 }
 
 
-def first_line(command):
-    try:
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip().splitlines()[0]
-    except (OSError, IndexError):
-        return "unknown"
-
-
 def circumstances(commit, command):
     """What all records of a run have in common."""
-    now = datetime.datetime.now(datetime.timezone.utc)
     query = ["nvidia-smi", "--format=csv,noheader", "--id=0"]
-    return {
-        "commit": commit or first_line(["git", "rev-parse", "HEAD"]),
-        "date": now.isoformat(timespec="seconds"),
+    return run_info(commit, command) | {
         "hardware": first_line([*query, "--query-gpu=name"]),
         "versions": {
             "cuda": first_line(["sh", "-c", "nvcc --version | tail -2"]),
             "torch": first_line([sys.executable, "-c", "import torch; print(torch.__version__)"]),
             "driver": first_line([*query, "--query-gpu=driver_version"]),
         },
-        "command": command,
-        "run": now.strftime("%Y%m%dT%H%M%S"),
     }
 
 

@@ -194,20 +194,11 @@ class ProcessCommunicator final : public Communicator {
   }
 
   [[nodiscard]] std::vector<Departure> departures() const override {
-    const bool is_broken = control_.broken.load() != 0;
-    std::vector<std::pair<std::int32_t, int>> departed;  // order, rank
-    for (int peer = 0; peer < num_ranks_; ++peer) {
-      const std::int32_t order = departure_of(peer);
-      if (peer != rank_ && (order > 0 || is_broken)) departed.emplace_back(order, peer);
-    }
-    std::ranges::sort(departed);
-    std::vector<Departure> departures;
-    for (const auto& [order, peer] : departed) {
-      departures.push_back(
-          {peer, is_broken ? Error(ErrorCode::deadline_exceeded, control_.broken_reason.data())
-                           : Error(ErrorCode::peer_failed, departure_text(peer))});
-    }
-    return departures;
+    const std::string broken =
+        control_.broken.load() != 0 ? control_.broken_reason.data() : std::string();
+    return departures_of_peers(
+        rank_, num_ranks_, broken, [&](int peer) { return departure_of(peer); },
+        [&](int peer) { return departure_text(peer); });
   }
   void abort(const std::string& reason) noexcept override { depart(reason); }
 

@@ -72,19 +72,9 @@ class ThreadGroup {
   /// As Communicator::departures() of `rank`.
   std::vector<Departure> departures(int rank) {
     const std::lock_guard lock(mutex_);
-    std::vector<int> departed;
-    for (int peer = 0; peer < size(); ++peer) {
-      const bool has_left = departure_[peer].order > 0 || !broken_.empty();
-      if (peer != rank && has_left) departed.push_back(peer);
-    }
-    std::ranges::stable_sort(departed, {}, [&](int peer) { return departure_[peer].order; });
-    std::vector<Departure> departures;
-    for (const int peer : departed) {
-      departures.push_back({peer, broken_.empty()
-                                      ? Error(ErrorCode::peer_failed, departure_text(peer))
-                                      : Error(ErrorCode::deadline_exceeded, broken_)});
-    }
-    return departures;
+    return departures_of_peers(
+        rank, size(), broken_, [&](int peer) { return departure_[peer].order; },
+        [&](int peer) { return departure_text(peer); });
   }
 
  private:

@@ -82,7 +82,8 @@ class CudaBackend final : public LayerBackend {
                            const BackwardOutput& output, cudaStream_t stream);
   void check_over_hosts(cudaStream_t stream) const;
   /// As enqueue().
-  void enqueue_over_hosts(cudaStream_t stream, const std::function<void(CallOrder&)>& launches);
+  void enqueue_over_hosts(const StreamOrder::Turn& turn, cudaStream_t stream,
+                          const std::function<void(CallOrder&)>& launches);
   /// What is not agreed about ends the group: where something has happened to this rank, tells the
   /// peers, and throws it.
   void throw_if_over();

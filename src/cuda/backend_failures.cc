@@ -41,7 +41,7 @@ void CudaBackend::or_refuse(gpu::CallKind kind, cudaStream_t stream,
   const auto refuse = [&](ErrorCode code) {
     std::byte* spare = gpu_local_layout(dims_).spare_plan.in(memory_.local.data());
     const StreamOrder::Turn turn(memory_.calls->order, on);
-    CallOrder order(*memory_.calls, workspace_.communicator, config_, on);
+    CallOrder order(*memory_.calls, workspace_.communicator, config_, turn);
     const volatile device::FailureRecord* record = memory_.failure.get();
     if (memory_.given_up || (record->is_set != 0 && device::is_fatal(record->code))) {
       order.expect_nobody();
@@ -66,11 +66,11 @@ void CudaBackend::or_refuse(gpu::CallKind kind, cudaStream_t stream,
 
 void CudaBackend::enqueue(cudaStream_t stream, const std::function<void(CallOrder&)>& launches) {
   const StreamOrder::Turn turn(memory_.calls->order, stream);
-  CallOrder order(*memory_.calls, workspace_.communicator, config_, stream);
+  CallOrder order(*memory_.calls, workspace_.communicator, config_, turn);
   try {
     launches(order);
   } catch (const std::exception& error) {
-    if (is_capturing(stream)) throw;  // what was captured is not going to run
+    if (turn.is_captured()) throw;  // what was captured is not going to run
     const auto* known = dynamic_cast<const Error*>(&error);
     memory_.given_up =
         Error(known != nullptr ? known->code() : ErrorCode::internal,

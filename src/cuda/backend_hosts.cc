@@ -85,9 +85,9 @@ void CudaBackend::throw_if_over() {
   throw Error(*why);
 }
 
-void CudaBackend::enqueue_over_hosts(cudaStream_t stream,
+void CudaBackend::enqueue_over_hosts(const StreamOrder::Turn& turn, cudaStream_t stream,
                                      const std::function<void(CallOrder&)>& launches) {
-  CallOrder order(*memory_.calls, workspace_.communicator, config_, stream);
+  CallOrder order(*memory_.calls, workspace_.communicator, config_, turn);
   try {
     launches(order);
   } catch (const std::exception& error) {
@@ -155,7 +155,7 @@ void CudaBackend::forward_over_hosts(std::unique_ptr<CallState>& call_state,
   state.stream = stream;
   state.rows_known = false;
   state.call_number = workspace_.num_calls++;
-  enqueue_over_hosts(stream, [&](CallOrder& order) {
+  enqueue_over_hosts(*turn, stream, [&](CallOrder& order) {
     enqueue_forward_over_hosts(state, input, output, order, stream, *beside);
   });
 }
@@ -179,7 +179,7 @@ void CudaBackend::backward_over_hosts(const CudaCallState* state, const Backward
   });
   hosts_->entry().exchange(header, config_.entry_deadline_s);
   const StreamOrder::Turn turn(memory_.calls->order, stream);
-  enqueue_over_hosts(stream, [&](CallOrder& order) {
+  enqueue_over_hosts(turn, stream, [&](CallOrder& order) {
     memory_.stages.start("stage_and_plan", stream);
     SideStream::Fork beside(memory_.side, stream);
     enqueue_backward_over_hosts(*state, input, output, order, stream, beside);

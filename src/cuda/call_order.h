@@ -19,11 +19,11 @@ namespace megamoe::cuda {
 class CallOrder {
  public:
   CallOrder(RankCalls& calls, const Communicator& communicator, const LayerConfig& config,
-            cudaStream_t stream)
+            const StreamOrder::Turn& turn)
       : communicator_(communicator),
         entry_patience_(config.entry_deadline_s),
         inner_patience_(config.inner_deadline_s) {
-    if (calls.shared == nullptr || is_capturing(stream)) return;
+    if (calls.shared == nullptr || turn.is_captured()) return;
     shared_ = calls.shared.get();
     first_point_ = ++calls.num_calls * kPoints;
   }

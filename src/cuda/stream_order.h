@@ -81,6 +81,7 @@ class StreamOrder {
       if (is_captured_) return;
       if (cudaEventRecord(order_.last_call_, stream_) == cudaSuccess) order_.has_call_ = true;
     }
+    [[nodiscard]] bool is_captured() const { return is_captured_; }
 
    private:
     std::lock_guard<std::mutex> lock_;

@@ -62,10 +62,36 @@ TEST(CudaOverlap, RandomLayersHaveTheBitsOfOneKernelAfterTheOther) {
   });
 }
 
+/// Small, and without a peer to wait for: what a sanitizer has time for.
+TEST(CudaOverlap, EveryWayToRunOneRankHasTheBitsOfOneKernelAfterTheOther) {
+  ProblemSpec spec = spec_with_tokens({150});
+  spec.hidden_dim = 128;
+  spec.routing = RoutingPattern::holes;
+  const Problem problem = make_problem(spec);
+  run_ranks(1, [&](Communicator& threads) {
+    const BackendGroup group(threads, {});
+    for (const WeightGradientMode gradients :
+         {WeightGradientMode::store_bf16, WeightGradientMode::accumulate_fp32}) {
+      RunOptions options;
+      options.weight_gradient_mode = gradients;
+      options.initial_gradient = 0.25F;
+      options.overlap = Overlap::off;
+      const LayerTensors wanted = run_step(problem, options, group.get());
+      options.overlap = Overlap::on;
+      for (const std::int64_t saved_rows : {0, 100, -1}) {
+        options.memory_mode = saved_rows < 0 ? MemoryMode::recompute : MemoryMode::saved;
+        options.saved_row_capacity = std::max<std::int64_t>(saved_rows, 0);
+        EXPECT_EQ(differing_tensors(run_step(problem, options, group.get()), wanted), "")
+            << "gradients " << static_cast<int>(gradients) << ", saved rows " << saved_rows;
+      }
+    }
+  });
+}
+
 /// Rows enough for split_sms() on both ranks, and on the first alone.
 TEST(CudaOverlap, AGradientAddedBesideDxHasTheBitsOfOneAfterTheOther) {
   run_ranks(2, [](Communicator& threads) {
-    const BackendGroup group(threads, Backend::cuda);
+    const BackendGroup group(threads, {});
     for (const std::int64_t tokens_of_second : {700, 300, 0}) {
       ProblemSpec spec = spec_with_tokens({1100, tokens_of_second});
       spec.hidden_dim = 320;

@@ -9,6 +9,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <optional>
+#include <regex>
+#include <thread>
 
 #include "gpu/unchecked_calls.h"
 #include "layer_fixture.h"
@@ -16,6 +20,56 @@
 
 namespace megamoe::verify {
 namespace {
+
+/// When rank 1 is killed; rank 0 runs the call that finds it gone.
+constexpr const char* kBeforeABackward = "before a backward call that is checked";
+constexpr const char* kBeforeAForward = "before forward calls that nobody checks";
+constexpr const char* kWhileCallsRun = "while calls run";
+
+void run_until_one_throws(RankSession& session) {
+  for (;;) {
+    const CallContext context = session.forward();
+    session.backward(context);
+  }
+}
+
+/// The process is killed meanwhile.
+void run_until_killed(RankSession& session) {
+  std::thread([] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    raise(SIGKILL);
+  }).detach();
+  run_until_one_throws(session);
+}
+
+/// Rank 0 must say that rank 1 has gone, and which of its signals it has awaited in vain.
+void expect_killed_peer(RankSession& session, Communicator& group, const CallContext& context,
+                        const std::string& killed) {
+  alarm(40);  // also where what is shared with a dead peer is taken apart
+  const auto start = std::chrono::steady_clock::now();
+  const std::string gone = "rank 1 has left (its process has ended without a word)";
+  if (killed == kWhileCallsRun) {
+    const std::optional<Error> error = error_of([&] { run_until_one_throws(session); });
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->code(), ErrorCode::peer_failed);
+    const std::regex awaited(
+        "rank 0 waited for (the entry into the call|staged rows|activation gradients|expert "
+        "outputs) of rank 1 in call [0-9]+ \\(last seen in call [0-9]+\\)");
+    EXPECT_TRUE(std::regex_search(error->what(), awaited)) << error->what();
+    EXPECT_NE(std::string(error->what()).find(gone), std::string::npos) << error->what();
+  } else {
+    // Both ranks have made three calls: forward, backward, forward.
+    const std::string awaited =
+        "rank 0 waited for the entry into the call of rank 1 in call 4 (last seen in call 3)";
+    expect_error(ErrorCode::peer_failed, {awaited, gone}, [&] {
+      if (killed == kBeforeABackward) session.backward(context);
+      UncheckedCalls calls(session, group);
+      for (;;) calls.forward();
+    });
+  }
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  EXPECT_LT(taken.count(), 10.0);  // the deadlines are 60 s
+}
 
 /// The part of one process in the tests below; not a test of its own.
 TEST(CudaProcessRank, DISABLED_Run) {
@@ -35,17 +89,9 @@ TEST(CudaProcessRank, DISABLED_Run) {
   for (int step = 0; step < 3; ++step) {
     const CallContext context = session.forward();
     if (killed != nullptr && step == 1) {
-      if (rank == 1) raise(SIGKILL);
-      alarm(40);  // also where what is shared with a dead peer is taken apart
-      const auto start = std::chrono::steady_clock::now();
-      expect_error(ErrorCode::peer_failed, {"rank 1", "without a word"}, [&] {
-        if (std::string(killed) == "between checked calls") session.backward(context);
-        UncheckedCalls calls(session, *group);
-        for (;;) calls.forward();
-      });
-      const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-      EXPECT_LT(taken.count(), 10.0);  // the deadlines are 60 s
-      return;
+      if (rank == 0) return expect_killed_peer(session, *group, context, killed);
+      if (std::string(killed) == kWhileCallsRun) run_until_killed(session);
+      raise(SIGKILL);
     }
     session.backward(context);
   }
@@ -80,6 +126,23 @@ std::vector<pid_t> spawn_two_ranks(const std::string& group) {
   return processes;
 }
 
+/// What both ranks have written: y, dx and dup.
+std::vector<std::string> run_two_ranks(const std::string& what) {
+  const std::string group = what + "." + std::to_string(getpid());
+  const std::vector<pid_t> processes = spawn_two_ranks(group);
+  std::vector<std::string> outputs;
+  for (int rank = 0; rank < 2; ++rank) {
+    int status = -1;
+    waitpid(processes[rank], &status, 0);
+    EXPECT_EQ(status, 0) << "rank " << rank;
+    const std::string output = output_of(group, rank);
+    std::ifstream file(output, std::ios::binary);
+    outputs.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+    std::filesystem::remove(output);
+  }
+  return outputs;
+}
+
 /// Both ranks must refuse to start, in words that contain `text`.
 void expect_refusal_of_processes(const char* variable, const char* value, const char* text) {
   if (num_cuda_devices() < 2) GTEST_SKIP() << "needs two devices";
@@ -103,7 +166,7 @@ TEST(CudaProcesses, WithoutCuMemAreRefused) {
   expect_refusal_of_processes("NCCL_CUMEM_ENABLE", "0", "cuMem");
 }
 
-/// One process is killed between its calls; the other must name it, and end.
+/// One process is killed; the other must name it and what it waited for, and end.
 void expect_killed_peer_is_named(const char* when) {
   if (num_cuda_devices() < 2) GTEST_SKIP() << "needs two devices";
   setenv("MEGAMOE_TEST_KILLED", when, 1);
@@ -116,12 +179,16 @@ void expect_killed_peer_is_named(const char* when) {
   EXPECT_TRUE(WIFSIGNALED(status));
 }
 
-TEST(CudaProcesses, AKilledPeerIsNamedLongBeforeTheDeadline) {
-  expect_killed_peer_is_named("between checked calls");
+TEST(CudaProcesses, AKilledPeerIsNamedLongBeforeTheDeadlineOfABackwardCall) {
+  expect_killed_peer_is_named(kBeforeABackward);
 }
 
-TEST(CudaProcesses, AKilledPeerIsNamedToALoopThatNeverChecks) {
-  expect_killed_peer_is_named("in a loop without checks");
+TEST(CudaProcesses, AKilledPeerIsNamedToALoopOfForwardCallsThatNeverChecks) {
+  expect_killed_peer_is_named(kBeforeAForward);
+}
+
+TEST(CudaProcesses, APeerThatIsKilledInACallIsNamedWithWhatWasAwaited) {
+  expect_killed_peer_is_named(kWhileCallsRun);
 }
 
 TEST(CudaProcesses, OneADeviceGiveTheBitsOfThreads) {
@@ -133,21 +200,22 @@ TEST(CudaProcesses, OneADeviceGiveTheBitsOfThreads) {
     session.backward(context);
     wanted[group.rank()] = session.tensors();
   });
-  const std::string name = "layer_test." + std::to_string(getpid());
-  const std::vector<pid_t> processes = spawn_two_ranks(name);
+  const std::vector<std::string> outputs = run_two_ranks("layer_test");
   for (int rank = 0; rank < 2; ++rank) {
-    int status = -1;
-    waitpid(processes[rank], &status, 0);
-    EXPECT_EQ(status, 0) << "rank " << rank;
-    const std::string output = output_of(name, rank);
-    std::ifstream file(output, std::ios::binary);
+    std::string bits;
     for (const RawTensor* tensor : {&wanted[rank].y, &wanted[rank].dx, &wanted[rank].dup}) {
-      std::vector<std::byte> bytes(tensor->bytes.size());
-      file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-      EXPECT_TRUE(bytes == tensor->bytes) << "rank " << rank;
+      bits.append(reinterpret_cast<const char*>(tensor->bytes.data()), tensor->bytes.size());
     }
-    std::filesystem::remove(output);
+    EXPECT_TRUE(outputs[rank] == bits) << "rank " << rank;
   }
+}
+
+/// Also what sanitizers run: under them ranks that are threads of a process did not end.
+TEST(CudaProcesses, OneADeviceGiveTheSameBitsTwice) {
+  if (num_cuda_devices() < 2) GTEST_SKIP() << "needs two devices";
+  const std::vector<std::string> first = run_two_ranks("first_test");
+  EXPECT_FALSE(first[0].empty());
+  EXPECT_TRUE(run_two_ranks("second_test") == first);
 }
 
 }  // namespace

@@ -1,11 +1,21 @@
-"""Runs a function on several ranks: processes with a gloo group, or with a CUDA device each and an NCCL group."""
+"""Runs a function on several ranks: processes with a gloo group, or with a CUDA device each and an NCCL group.
 
+And what a problem is to each of two ranks.
+"""
+
+import dataclasses
 import traceback
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+
+#: Of the tests.
+NUM_RANKS = 2
+#: Tokens of rank 0, of all.
+SPLITS = {"even": (20, 40), "uneven": (5, 40), "none on rank 0": (0, 40), "none on rank 1": (40, 40), "none": (0, 0)}
 
 
 class RankFailed(AssertionError):
@@ -54,3 +64,31 @@ def run_ranks(function, num_ranks, folder, *arguments, failing=(), device="cpu")
             raise RankFailed(f"rank {rank}: {outcome.get('traceback', 'did not raise')}")
         values.append(outcome.get("value", outcome.get("traceback")))
     return values
+
+
+def part_of(problem, split, rank):
+    """The problem as this rank sees it: its tokens, its experts."""
+    first, _ = split
+    tokens = slice(0, first) if rank == 0 else slice(first, None)
+    num_local = problem.down.shape[0] // NUM_RANKS
+    experts = slice(rank * num_local, (rank + 1) * num_local)
+    parts = {name: getattr(problem, name)[tokens] for name in ("x", "expert_ids", "weights", "dy")}
+    parts |= {name: getattr(problem, name)[experts] for name in ("gate_up", "down")}
+    return dataclasses.replace(problem, **{name: part.detach().clone() for name, part in parts.items()})
+
+
+def join(parts):
+    """Of all ranks: tokens one after the other, experts one after the other."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def joined(values_of_ranks, name):
+    return join([found[name] for found in values_of_ranks])
+
+
+def message_of(function):
+    try:
+        function()
+    except RuntimeError as error:
+        return str(error)
+    return "no error"

@@ -58,6 +58,14 @@ class Problem:
         return [self.x, self.weights, self.gate_up, self.down]
 
 
+#: What megamoe.moe takes.
+INPUTS = ("x", "expert_ids", "weights", "gate_up", "down")
+
+
+def inputs_of(problem):
+    return {name: getattr(problem, name).detach() for name in INPUTS}
+
+
 def expert_dim():
     """A width that the backend of torch's default device has: the CUDA backend takes multiples of 64."""
     return 48 if torch.get_default_device().type == "cpu" else 64

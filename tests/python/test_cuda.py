@@ -6,14 +6,11 @@ import megamoe
 import pytest
 import reference
 import torch
-import torch.distributed as dist
+from captured_step import CapturedStep
 from conftest import require_devices
-from ranks import run_ranks
-from reference import assert_equal, assert_within_baseline, make_problem, results
+from reference import INPUTS, assert_equal, assert_within_baseline, inputs_of, make_problem, results
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-
-NAMES = ("x", "expert_ids", "weights", "gate_up", "down")
 
 
 def test_the_operators_have_cuda_kernels():
@@ -58,10 +55,6 @@ def cuda():
         megamoe.check()  # what a failed test has left on the device
     except RuntimeError:
         pass
-
-
-def inputs_of(problem):
-    return {name: getattr(problem, name).detach() for name in NAMES}
 
 
 @pytest.mark.parametrize("sizes", [{}, {"T": 300, "H": 256, "I": 128, "E": 16, "K": 4}])
@@ -127,7 +120,7 @@ def test_max_tokens_bounds_later_calls_and_a_single_rank_grows_without_it(cuda):
     megamoe.moe(**inputs_of(small))
     y = megamoe.moe(**inputs_of(large))
     megamoe.check()
-    assert torch.equal(y[:40], megamoe.moe(**{**inputs_of(large), **{n: inputs_of(large)[n][:40] for n in NAMES[:3]}}))
+    assert torch.equal(y[:40], megamoe.moe(**{**inputs_of(large), **{n: inputs_of(large)[n][:40] for n in INPUTS[:3]}}))
 
 
 def test_int64_ids_of_the_operator_itself_are_refused_by_name(cuda):
@@ -185,40 +178,6 @@ def test_side_streams(cuda):
         assert_equal(found, wanted)
 
 
-class CapturedStep:
-    """Forward and backward, captured once; reads what was copied to it last."""
-
-    def __init__(self, problem):
-        self.leaves = [leaf.detach().clone().requires_grad_() for leaf in problem.leaves]
-        self.ids, self.dy = problem.expert_ids.int(), problem.dy.clone()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self._step()
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self._outputs = self._step()
-
-    def _step(self):
-        y = megamoe.moe(self.leaves[0], self.ids, *self.leaves[1:])
-        return y.detach(), *torch.autograd.grad(y, self.leaves, self.dy)
-
-    def take(self, problem):
-        with torch.no_grad():
-            for leaf, values in zip(self.leaves, problem.leaves):
-                leaf.copy_(values)
-            self.ids.copy_(problem.expert_ids)
-            self.dy.copy_(problem.dy)
-
-    def replay(self):
-        for output in self._outputs:
-            output.fill_(float("nan"))
-        self.graph.replay()
-        return dict(zip(("y", "dx", "dweights", "dgate_up", "ddown"), [output.clone() for output in self._outputs]))
-
-
 def test_a_captured_step_replays(cuda):
     problem, other = make_problem(seed=1), make_problem(seed=2)
     captured = CapturedStep(problem)
@@ -269,119 +228,3 @@ def test_contexts_of_destroyed_graphs_are_used_again(cuda):
         torch.cuda.empty_cache()
     # A context keeps 3000 * 3 rows of g and u: 18 MiB. The driver tells of a graph's end when it likes.
     assert reference.used_mib("cuda") < before + 100
-
-
-# ---- Two ranks -------------------------------------------------------------------------------------------
-
-
-def part_of(problem, rank):
-    tokens, experts = slice(20 * rank, 20 * rank + 20), slice(4 * rank, 4 * rank + 4)
-    inputs = {name: getattr(problem, name).detach()[tokens].clone() for name in NAMES[:3]}
-    return inputs | {name: getattr(problem, name).detach()[experts].clone() for name in NAMES[3:]}
-
-
-def message_of(function):
-    try:
-        function()
-    except RuntimeError as error:
-        return str(error)
-    return "no error"
-
-
-def two_rank_errors(rank):
-    megamoe.init(entry_deadline_s=20, inner_deadline_s=20)
-    inputs = part_of(make_problem(), rank)
-    found = {"y": megamoe.moe(**inputs)}
-
-    def call(**changes):
-        """What the call raises, and what check() raises after it."""
-        arguments = {**inputs, **(changes if rank == 1 else {})}
-        return message_of(lambda: megamoe.moe(**arguments)), message_of(megamoe.check)
-
-    found["id"] = call(expert_ids=torch.full_like(inputs["expert_ids"], 8))
-    found["dtype"] = call(x=inputs["x"].float())
-    found["shape"] = call(weights=inputs["weights"][:, :1])
-    more = {name: inputs[name].repeat(5, 1) for name in NAMES[:3]}
-    found["tokens"] = call(**more)
-    megamoe.reserve(100)
-    found["reserved"] = call(**more)
-    found["y again"] = megamoe.moe(**inputs)
-    megamoe.check()
-
-    # A group of its own over NCCL's, and the device that torch had is still the current one.
-    both = dist.new_group([0, 1])
-    found["second group"] = megamoe.moe(**inputs, group=both)
-    megamoe.check(both)
-    found["device"] = torch.cuda.current_device()
-    return found
-
-
-def test_errors_of_one_rank_reach_both(tmp_path):
-    require_devices(2)
-    ranks = run_ranks(two_rank_errors, 2, tmp_path, device="cuda")
-    with torch.device("cuda"):
-        expected = results(megamoe.moe, make_problem())["y"].cpu()
-    for name in ("y", "y again", "second group"):
-        assert torch.equal(torch.cat([found[name] for found in ranks]), expected), name
-    assert [found["device"] for found in ranks] == [0, 1]
-    for found in ranks:
-        assert "expert_ids[0, 0] is 8, must be -1 or from 0 to 7" in found["id"][1], found["id"]
-        assert found["reserved"] == ("no error", "no error")
-    for name, message in {
-        "dtype": "x must be bf16, is fp32",
-        "shape": "weights must have shape of expert_ids",
-        "tokens": "x has 100 tokens; the layer was built for 64 in its first call: call megamoe.reserve",
-    }.items():
-        assert message in ranks[1][name][0], ranks[1][name]
-        assert "rank 1 refused the call" in ranks[0][name][1], ranks[0][name]
-
-
-def steps_beside_collectives(rank):
-    """How many of 40 steps gave other bits than one alone, while NCCL gathers 64 MiB on a stream of its own; ranks
-    enqueue step and collective in opposite orders."""
-    inputs = part_of(make_problem(), rank)
-    leaves = [inputs[name].requires_grad_() for name in ("x", "weights", "gate_up", "down")]
-
-    def step():
-        y = megamoe.moe(**inputs)
-        return [y.detach(), *torch.autograd.grad(y, leaves, torch.ones_like(y))]
-
-    expected = step()
-    part = torch.full((32 << 20,), 1.0 + rank, dtype=torch.bfloat16)
-    whole = torch.empty(2 * part.numel(), dtype=torch.bfloat16)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    dist.barrier()
-    num_wrong = 0
-    for number in range(40):
-        found = step() if (number + rank) % 2 == 0 else None
-        with torch.cuda.stream(stream):
-            dist.all_gather_into_tensor(whole, part)
-        found = step() if found is None else found
-        num_wrong += not all(map(torch.equal, found, expected))
-    stream.synchronize()
-    megamoe.check()
-    assert whole[: part.numel()].eq(1).all() and whole[part.numel() :].eq(2).all()
-    return num_wrong
-
-
-def test_collectives_of_nccl_run_beside_the_layer(tmp_path):
-    require_devices(2)
-    assert run_ranks(steps_beside_collectives, 2, tmp_path, device="cuda") == [0, 0]
-
-
-def one_rank_raises(rank):
-    inputs = part_of(make_problem(), rank)
-    megamoe.moe(**inputs)
-    megamoe.check()
-    if rank == 1:
-        raise KeyError("of the user's program")
-    start = time.monotonic()
-    megamoe.moe(**inputs)
-    return message_of(megamoe.check), time.monotonic() - start
-
-
-def test_a_rank_that_raises_fails_its_peers_soon(tmp_path):
-    require_devices(2)
-    (message, seconds), _ = run_ranks(one_rank_raises, 2, tmp_path, failing=[1], device="cuda")
-    assert "rank 1" in message and seconds < 60, (message, seconds)

@@ -92,3 +92,18 @@ def test_a_run_of_the_baseline_alone_has_a_table(tmp_path):
     text = (tmp_path / "layer-gpu.md").read_text()
     assert "## 2 ranks of 8192 tokens, run one" in text and "| qwen3-30b | baseline, compiled | 4.00 |" in text
     assert "loaders" not in text and "stage, ms" not in text
+
+
+def test_skewed_routing_is_judged_by_the_rows_of_the_busiest_rank(tmp_path):
+    uniform = OURS | {"routing": "uniform", "top_k": 8, "busiest_rank_rows": 65536}
+    uniform |= {"busiest_rank_floor_ms": {"forward": 0.5, "backward": 1.5}}
+    skewed = uniform | {"routing": "zipf", "busiest_rank_rows": 131072, "forward_ms": 2.5, "backward_ms": 4.0}
+    skewed |= {"busiest_rank_floor_ms": {"forward": 1.0, "backward": 3.0}}
+    write(tmp_path, [skewed, uniform, BASELINE])
+    text = (tmp_path / "layer-gpu.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| qwen3-30b | overlap, saved | ")]
+    assert rows[1:3] == [
+        "| qwen3-30b | overlap, saved | uniform | 65536 (1.00) | 1.00 | 0.50 | 2.00 | 0.75 |",
+        "| qwen3-30b | overlap, saved | zipf | 131072 (2.00) | 2.50 | 0.40 | 4.00 | 0.75 |",
+    ]
+    assert len(rows) == 3 and "| 4.00 (" not in rows[0] and "| 4.00 |" in rows[0]

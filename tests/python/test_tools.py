@@ -278,6 +278,14 @@ def test_the_example_learns_and_resumes_where_it_stopped(tmp_path):
     rest = train(tmp_path, "--steps", 8, *checkpoint, "--resume")
     assert losses(first + rest) == losses(records)
 
+    # The log of a run that went on for two steps behind its checkpoint, and ended within a line.
+    log = tmp_path / "log.jsonl"
+    kept = log.read_text().splitlines()[:5]
+    log.write_text("\n".join([*kept, '{"step": 6, "loss": 1}', '{"step": 7, "loss": 1}', '{"step": 8, "lo']))
+    train(tmp_path, "--steps", 5, "--checkpoint", tmp_path / "again")
+    again = train(tmp_path, "--steps", 7, "--checkpoint", tmp_path / "again", "--resume", "--log-file", log)
+    assert log.read_text().splitlines() == kept + [json.dumps(record) for record in again]
+
     other = train(tmp_path, "--steps", 8, "--experts", "grouped_mm")
     assert losses(other) == pytest.approx(losses(records), rel=0.02)
 
@@ -345,6 +353,29 @@ def test_training_steps_are_compared(tmp_path, alone_in_a_group):
     assert records[0]["loss"] == pytest.approx(records[1]["loss"], rel=0.01)
     assert all(record["step_ms"] > 0 and 0 < record["moe_share"] < 1 for record in records)
     assert len(program.table(records).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("--shapes small", "--shapes: 'small' is not SHAPE:LAYERS"),
+        ("--shapes small:x", "--shapes: 'small:x' is not SHAPE:LAYERS"),
+        ("--shapes small:1,large:2", "--shapes: large is not one of small, qwen3-30b, qwen3-235b"),
+        ("--shapes small:0", "--shapes: 'small:0' has less than one layer"),
+        ("--experts megamoe,none", "--experts: none is not one of torchtitan, megamoe, grouped_mm"),
+        ("--sequence 1", "--sequence: 1 is less than 2"),
+        ("--sequences 0", "--sequences: 0 is less than 1"),
+        ("--steps 0", "--steps: 0 is less than 1"),
+        ("--text /nowhere/text", "--text: /nowhere/text is not a file"),
+        ("--json /nowhere/steps.json", "--json: /nowhere/steps.json is a folder, or in none"),
+        ("--device cuda", "--device: PyTorch finds no CUDA device"),
+    ],
+)
+def test_the_comparison_of_steps_refuses_options_by_name(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as end:
+        load_program("bench/train_step.py").parse(f"--device cpu --text {ROOT / 'LICENSE'} {arguments}".split())
+    assert end.value.code == 2 and f"error: argument {message}" in capsys.readouterr().err
 
 
 def train_on_rank(rank, folder):
@@ -477,14 +508,25 @@ def test_gpu_check_names_failures_and_leaves_nothing_running(tmp_path):
         path = tmp_path / program
         path.write_text(f"#!/bin/sh\n{scripts.get(program, 'exit 0')}\n")
         path.chmod(0o755)
+    traced = tmp_path / "traced" / "trace_gpu_test"
+    traced.parent.mkdir()
+    traced.write_text("#!/bin/sh\necho '[  PASSED  ] 3 tests.'; echo '[  SKIPPED ] 1 test, listed below:'\n")
+    traced.chmod(0o755)
     measurements = "python,sanitizers,bench,torch,layer,baseline"
-    options = ["--bin", tmp_path, "--out", tmp_path / "out", "--timeout", "2", "--skip"]
+    options = ["--bin", tmp_path, "--trace-bin", traced.parent, "--out", tmp_path / "out", "--timeout", "2", "--skip"]
     command_line = [sys.executable, ROOT / "scripts/gpu_check", *options]
     result = subprocess.run([*command_line, measurements], capture_output=True, text=True)
     assert result.returncode == 1, result.stderr
     failed = {programs[1]: "FAILED (3)", programs[2]: "FAILED (timeout)"}
     assert result.stdout.splitlines() == [f"{program}: {failed.get(program, 'ok')}" for program in programs]
     assert (tmp_path / "out" / f"{programs[1]}.log").read_text() == "wrong\n"
+    (file,) = (tmp_path / "out").glob("checks-*.json")
+    (record,) = json.loads(file.read_text())
+    checks = {check["check"]: check for check in record["checks"]}
+    assert {name: check["result"] for name, check in checks.items()} == {
+        name: failed.get(name, "ok") for name in programs
+    }
+    assert checks["trace_gpu_test"]["tests_passed"] == 3 and checks["trace_gpu_test"]["tests_skipped"] == 1
     for pid in child.read_text().split():
         status = pathlib.Path(f"/proc/{pid}/status")
         assert not status.exists() or "State:\tZ" in status.read_text()

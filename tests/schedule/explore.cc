@@ -89,6 +89,11 @@ class RandomRun {
       machine_.give_up(id);
       return true;
     }
+    if (machine_.may_find_gone(id) && random_() % 4 == 0) {
+      if (history != nullptr) history->add(machine_.describe_step(id) + ": finds it gone");
+      machine_.find_gone(id);
+      return true;
+    }
     if (machine_.may_leave(id) && random_() % leaves_one_in_ == 0) {
       leave(id, history);
       return true;
@@ -156,7 +161,7 @@ class Search {
   }
 
  private:
-  enum class Way { steps, gives_up, leaves, stays };
+  enum class Way { steps, gives_up, finds_gone, leaves, stays };
   struct Choice {
     AgentId id;
     Way way = Way::steps;
@@ -166,6 +171,8 @@ class Search {
     switch (way) {
       case Way::gives_up:
         return ": gives up";
+      case Way::finds_gone:
+        return ": finds it gone";
       case Way::leaves:
         return ": leaves it";
       case Way::stays:
@@ -202,6 +209,9 @@ class Search {
         break;
       case Way::gives_up:
         machine.give_up(choice.id);
+        break;
+      case Way::finds_gone:
+        machine.find_gone(choice.id);
         break;
       case Way::leaves:
         machine.leave(choice.id);
@@ -244,6 +254,7 @@ class Search {
       const AgentId id{rank, agent};
       const Machine::Step step = machine.next_step(id);
       if (machine.may_give_up(id)) choices.all.push_back({id, Way::gives_up});
+      if (machine.may_find_gone(id)) choices.all.push_back({id, Way::finds_gone});
       if (machine.may_leave(id)) {
         if (!machine.stays(id)) {
           choices.decision = {{id, Way::leaves}, {id, Way::stays}};

@@ -95,6 +95,7 @@ class LayerModel::Builder {
   void write_lists();
   void meet(std::uint32_t what, const char* name);
   void announce();
+  [[nodiscard]] bool is_dropped(std::uint32_t what) const;
   void send_to_all(std::uint32_t what, Program& steps) const;
   void order_pulls();
   void order_on(std::uint32_t cta, Program& steps);

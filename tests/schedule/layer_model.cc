@@ -156,6 +156,12 @@ void LayerModel::add_arrays() {
   hardware_.shared_per_cta = kSharedData;
   hardware_.barriers.resize(std::size_t{num_ranks} * ctas_per_rank() * kBarriers);
   hardware_.deadlines_may_expire = shape_.deadlines_may_expire;
+  hardware_.num_calls = static_cast<std::uint32_t>(calls_.size());
+  if (shape_.fault == Fault::word_of_leaving_without_last_look) {
+    hardware_.taken_for_gone = TakenForGone::by_the_word;
+  } else if (shape_.fault == Fault::word_of_leaving_too_early) {
+    hardware_.taken_for_gone = TakenForGone::before_it_had_left;
+  }
   hardware_.signals.resize(std::size_t{4} * num_ranks * num_ranks);
   for (std::uint32_t rank = 0; rank < num_ranks; ++rank) {
     const auto global = [&](const char* name, std::uint32_t count) {

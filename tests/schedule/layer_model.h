@@ -43,6 +43,8 @@ enum class Fault {
   row_counted_before_wait,
   row_counted_twice,
   all_done_before_wait,
+  entered_signal_dropped,
+  entered_signal_early,
   staged_signal_dropped,
   results_signal_dropped,
   // Two orders swapped.
@@ -57,9 +59,13 @@ enum class Fault {
   restaged_before_results,
   headers_not_doubled,
   failed_rank_tells,
-  // Who may wait for whom.
+  // Who may wait for whom, and how a wait for one that has left ends.
   pulls_bound_to_ctas,
-  // Rows beside the weight gradients: what dx is summed from,
+  word_of_leaving_without_last_look,
+  word_of_leaving_too_early,
+  // Rows beside the weight gradients: what dx is summed from (whose announcement is no condition of
+  // anything: dropping it is no mistake),
+  announcement_dropped,
   announced_before_push,
   announced_before_dweights,
   announced_by_a_push_warp,

@@ -102,6 +102,7 @@ Access Machine::access(std::uint32_t rank, const Agent& agent) const {
 
 void Machine::go_on(Agent& agent) {
   agent.stays = false;
+  agent.looked_in_vain = false;
   if (agent.next_more < agent.more.size()) {
     ++agent.next_more;
   } else {
@@ -369,6 +370,7 @@ void Machine::execute_signal(AgentId id, Agent& agent, const Op& op) {
   SignalWord& word = hardware_.signals[op.object];
   if (op.kind == OpKind::send_signal) {
     if (control.epoch < word.epoch) throw Violation("a signal goes back");
+    note_vain_looks(op);
     word.epoch = control.epoch;
     word.sender_failed = control.failed_for_good;
     word.released = agent.seen;

@@ -42,6 +42,16 @@ struct SignalWord {
   Clock released;
 };
 
+/// When a rank that waits for a signal takes its sender for one that has failed, other than by the
+/// signal itself.
+enum class TakenForGone {
+  /// The host's word that the sender has left, which comes after all that it had sent, and then one
+  /// more look at the signal in vain.
+  after_last_look,
+  by_the_word,        ///< without that look
+  before_it_had_left  ///< the word comes when the sender has begun its last call
+};
+
 /// Everything that exists before the first kernel.
 struct Hardware {
   std::uint32_t num_ranks = 1;
@@ -56,6 +66,8 @@ struct Hardware {
   std::vector<Counter> counters;
   std::vector<SignalWord> signals;
   bool deadlines_may_expire = false;  ///< any wait for a peer may give up
+  TakenForGone taken_for_gone = TakenForGone::after_last_look;
+  std::uint32_t num_calls = 0;
 };
 
 struct AgentId {
@@ -81,6 +93,9 @@ class Machine {
   /// The agent's wait for a peer ends without it.
   [[nodiscard]] bool may_give_up(AgentId id) const;
   void give_up(AgentId id);
+  /// The agent, which waits for a signal, may find that its sender has left without sending it.
+  [[nodiscard]] bool may_find_gone(AgentId id) const;
+  void find_gone(AgentId id);
   /// The agent may leave what it is about to do to a later kernel: now, or later unless it has been
   /// told to stay. That says nothing to anybody else, so it makes no difference when it is decided.
   [[nodiscard]] bool may_leave(AgentId id) const;
@@ -137,6 +152,7 @@ class Machine {
     bool stays = false;  ///< for its next step
     bool stays_to_poll = false;
     bool leaves_poll = false;
+    bool looked_in_vain = false;  ///< at the signal that it awaits; noted where it matters
     bool has_ended = false;
   };
   struct Rank {
@@ -156,6 +172,10 @@ class Machine {
   [[nodiscard]] std::string name_of(AgentId id) const;
   [[nodiscard]] Stamp stamp(AgentId id, std::uint32_t timeline, std::uint32_t time) const;
   [[nodiscard]] Access access(std::uint32_t rank, const Agent& agent) const;
+  [[nodiscard]] std::uint32_t sender_of(const Op& op) const {
+    return op.object % hardware_.num_ranks;
+  }
+  void note_vain_looks(const Op& sent);
   [[nodiscard]] bool has_seen(const Agent& agent, std::uint32_t look) const;
   [[nodiscard]] bool have_arrived(const Op& poll) const;
   [[nodiscard]] bool is_held(const Agent& agent) const;

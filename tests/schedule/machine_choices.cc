@@ -66,6 +66,44 @@ void Machine::give_up(AgentId id) {
   ranks_[id.rank].control.failed_for_good = true;
 }
 
+bool Machine::may_find_gone(AgentId id) const {
+  const Agent& agent = ranks_[id.rank].agents[id.agent];
+  if (agent.has_ended || agent.cta / kClusterSize >= ranks_[id.rank].num_admitted) return false;
+  const Op* op = next_op(agent);
+  if (op == nullptr || op->kind != OpKind::await_signal) return false;
+  const std::uint32_t sender = sender_of(*op);
+  const bool is_missing = hardware_.signals[op->object].epoch < op->amount;
+  switch (hardware_.taken_for_gone) {
+    case TakenForGone::by_the_word:
+      return rank_has_ended(sender) && (is_missing || agent.looked_in_vain);
+    case TakenForGone::before_it_had_left:
+      return ranks_[sender].control.epoch == hardware_.num_calls && is_missing;
+    default:
+      return rank_has_ended(sender) && is_missing;
+  }
+}
+
+/// All ranks make all calls here, so none leaves before it has done its part.
+void Machine::find_gone(AgentId id) {
+  const std::uint32_t sender = sender_of(*next_op(ranks_[id.rank].agents[id.agent]));
+  if (!ranks_[sender].control.failed_for_good) {
+    throw Violation("rank " + std::to_string(sender) +
+                    ", which does its part, is taken for one that has failed");
+  }
+  give_up(id);
+}
+
+/// Who has waited for the signal before it is sent.
+void Machine::note_vain_looks(const Op& sent) {
+  if (hardware_.taken_for_gone != TakenForGone::by_the_word) return;
+  Rank& reader = ranks_[sent.object / hardware_.num_ranks % hardware_.num_ranks];
+  for (Agent& agent : reader.agents) {
+    const Op* op = agent.has_ended ? nullptr : next_op(agent);
+    if (op == nullptr || op->kind != OpKind::await_signal || op->object != sent.object) continue;
+    agent.looked_in_vain = true;
+  }
+}
+
 bool Machine::may_leave(AgentId id) const {
   const Rank& rank = ranks_[id.rank];
   const Agent& agent = rank.agents[id.agent];

@@ -112,7 +112,7 @@ Machine::Fingerprint Machine::fingerprint() const {
     for (const Agent& agent : rank.agents) {
       mix(static_cast<std::uint64_t>(agent.next) << 32 | agent.next_more);
       mix((agent.has_ended ? 1U : 0U) + (agent.stays ? 2U : 0U) + (agent.stays_to_poll ? 4U : 0U) +
-          (agent.leaves_poll ? 8U : 0U));
+          (agent.leaves_poll ? 8U : 0U) + (agent.looked_in_vain ? 16U : 0U));
       const Registers& r = agent.registers;
       mix(static_cast<std::uint64_t>(r.taken) << 32 | static_cast<std::uint32_t>(r.ahead));
       mix(static_cast<std::uint64_t>(r.num_taken) << 32 | r.num_chunks);

@@ -171,6 +171,7 @@ void LayerModel::Builder::enter() {
   const bool is_bad = call().bad_rank == static_cast<std::int32_t>(rank_) ||
                       (backward() && model_.calls_[call().forward_call].bad_rank >= 0);
   steps.push_back(op(OpKind::begin_call, 0, 0, epoch));
+  if (has(Fault::entered_signal_early)) send_to_all(kEntered, steps);
   // A rank that has failed for good waits for nobody, so a peer may still read what it was told.
   const bool tells = !control_.failed_for_good || has(Fault::failed_rank_tells);
   for (std::uint32_t step = 0; tells && step < num_ranks(); ++step) {
@@ -182,7 +183,7 @@ void LayerModel::Builder::enter() {
     steps.push_back(op(OpKind::write, of(peer).headers_2R + at,
                        tag(Tag::header, rank_, peer) | (is_bad ? kBadCall : 0)));
   }
-  send_to_all(kEntered, steps);
+  if (!has(Fault::entered_signal_early)) send_to_all(kEntered, steps);
   if (control_.failed_for_good) return;
   for (std::uint32_t peer = 0; peer < num_ranks(); ++peer) {
     steps.push_back(op(OpKind::await_signal, signal(kEntered, rank_, peer), 0, epoch));
@@ -219,13 +220,7 @@ void LayerModel::Builder::write_lists() {
 void LayerModel::Builder::meet(std::uint32_t what, const char* name) {
   kernel_.name = name;
   Program& steps = agent(0, "all");
-  const bool drops =
-      has(what == kRowsStaged ? Fault::staged_signal_dropped : Fault::results_signal_dropped);
-  for (std::uint32_t step = 0; step < num_ranks(); ++step) {
-    const std::uint32_t peer = (rank_ + step) % num_ranks();
-    if (drops && rank_ == 0 && step == num_ranks() - 1) continue;
-    steps.push_back(op(OpKind::send_signal, signal(what, peer, rank_)));
-  }
+  send_to_all(what, steps);
   if (control_.call_failed) return;
   for (std::uint32_t peer = 0; peer < num_ranks(); ++peer) {
     steps.push_back(op(OpKind::await_signal, signal(what, rank_, peer), 0, control_.epoch));
@@ -238,9 +233,24 @@ void LayerModel::Builder::announce() {
   send_to_all(kGradientsSent, agent(0, "all"));
 }
 
+/// The fault is that rank 0 does not send the signal to its last peer.
+bool LayerModel::Builder::is_dropped(std::uint32_t what) const {
+  switch (what) {
+    case kEntered:
+      return has(Fault::entered_signal_dropped);
+    case kRowsStaged:
+      return has(Fault::staged_signal_dropped);
+    case kGradientsSent:
+      return has(Fault::announcement_dropped);
+    default:
+      return has(Fault::results_signal_dropped);
+  }
+}
+
 void LayerModel::Builder::send_to_all(std::uint32_t what, Program& steps) const {
   for (std::uint32_t step = 0; step < num_ranks(); ++step) {
     const std::uint32_t peer = (rank_ + step) % num_ranks();
+    if (is_dropped(what) && rank_ == 0 && step == num_ranks() - 1) continue;
     steps.push_back(op(OpKind::send_signal, signal(what, peer, rank_)));
   }
 }

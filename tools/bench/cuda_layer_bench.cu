@@ -7,6 +7,7 @@
 #include "bench/cuda_layer_bench.h"
 #include "bench/cuda_rank_tensors.h"
 #include "bench/dense_product.h"
+#include "bench/routing.h"
 #include "comm/gpu_workspace_layout.h"
 #include "cuda/workspace.h"
 #include "layer/workspace.h"
@@ -204,7 +205,8 @@ CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
                                   const std::vector<std::vector<std::int32_t>>& ids_RTK,
                                   int num_repeats, Communicator* launched) {
   const int num_ranks = static_cast<int>(ids_RTK.size());
-  CudaLayerTimes times;  // of the one rank here that speaks
+  const int busiest = count_busiest(config.shape, ids_RTK).rank;
+  CudaLayerTimes times;  // whose shares are those of the one rank here that speaks
   const auto run_rank = [&](Communicator& ranks, int device, bool speaks) {
     const int rank = ranks.rank();
     const CurrentDevice current(device);
@@ -245,7 +247,8 @@ CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
     run_rank(*launched, verify::cuda_device_of(launched->topology(), launched->rank()), true);
   } else {
     run_ranks(num_ranks, [&](Communicator& threads) {
-      run_rank(threads, verify::cuda_device_of(threads.rank(), num_ranks), threads.rank() == 0);
+      run_rank(threads, verify::cuda_device_of(threads.rank(), num_ranks),
+               threads.rank() == busiest);
     });
   }
   return times;

@@ -16,22 +16,22 @@ struct CudaLayerTimes {
   /// GPU time from the call to its last kernel; of the slowest rank, after a meeting of all ranks.
   SamplesMs forward_ms;
   SamplesMs backward_ms;
-  /// Medians of passes of their own, because looking costs a little; rank 0's.
+  /// Medians of passes of their own, because looking costs a little; of the rank that receives most
+  /// rows, as all that follows.
   std::map<std::string, double> forward_stages_ms;
   std::map<std::string, double> backward_stages_ms;
   /// Of the time of the products of the forward pass, mean over multiprocessors: how long a loader
-  /// waits for rows before its first tile, and before later tiles (0 without overlap). Medians;
-  /// rank 0's.
+  /// waits for rows before its first tile, and before later tiles (0 without overlap). Medians.
   double start_share = 0.0;
   double exposed_share = 0.0;
   /// From a CTA's end to the end of its product, mean over multiprocessors, summed over the
   /// products of a pass and divided by their time. Products that the pass launches twice (rows
-  /// beyond the kept ones) are left out of both. Medians; rank 0's.
+  /// beyond the kept ones) are left out of both. Medians.
   double forward_tail_share = 0.0;
   double backward_tail_share = 0.0;
   /// Of the time from the start of dx until all ranks are done, the part in which this rank is and
   /// waits for the others; and of its tokens, those whose dx was summed beside its weight
-  /// gradients. 0 without overlap. Medians; rank 0's.
+  /// gradients. 0 without overlap. Medians.
   double peers_awaited_share = 0.0;
   double summed_beside_share = 0.0;
 };

@@ -103,6 +103,7 @@ template <class Result>
 void append_routing(nlohmann::ordered_json& record, const Result& result, double rank_tflops) {
   const BusiestFloorMs floor = busiest_floor_ms(result, rank_tflops);
   record["routing"] = to_string(result.routing);
+  record["busiest_rank"] = result.busiest.rank;
   record["busiest_rank_rows"] = result.busiest.of_rank;
   record["busiest_expert_rows"] = result.busiest.of_expert;
   record["busiest_rank_floor_ms"] = {{"forward", floor.forward}, {"backward", floor.backward}};

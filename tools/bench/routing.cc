@@ -168,8 +168,10 @@ BusiestRows count_busiest(const MoeShape& shape,
   const std::int32_t experts_per_rank = dims.experts_per_rank();
   for (int rank = 0; rank < dims.num_ranks; ++rank) {
     const auto first = rows_E.begin() + static_cast<std::ptrdiff_t>(rank) * experts_per_rank;
-    busiest.of_rank = std::max(busiest.of_rank,
-                               std::accumulate(first, first + experts_per_rank, std::int64_t{0}));
+    const std::int64_t rows = std::accumulate(first, first + experts_per_rank, std::int64_t{0});
+    if (rows <= busiest.of_rank) continue;
+    busiest.rank = rank;
+    busiest.of_rank = rows;
   }
   return busiest;
 }

@@ -25,8 +25,10 @@ std::vector<std::vector<std::int32_t>> routing_ids(Routing routing, const MoeSha
                                                    std::int64_t num_tokens, int num_ranks,
                                                    std::uint64_t seed);
 
-/// Rows of the rank and of the expert that receive most.
+/// The rank that receives most rows, the first of several, and how many; and the expert's that
+/// does.
 struct BusiestRows {
+  int rank = 0;
   std::int64_t of_rank = 0;
   std::int64_t of_expert = 0;
 };

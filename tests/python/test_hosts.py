@@ -1,0 +1,44 @@
+"""Two ranks on hosts of their own, against one rank on the same tokens, on each backend."""
+
+import os
+
+import megamoe
+import pytest
+import torch.distributed as dist
+from ranks import NUM_RANKS, SPLITS, joined, message_of, part_of, run_ranks
+from reference import assert_equal, make_problem, results
+
+
+def on_hosts_of_their_own(rank):
+    """Hosts that see each other by the loopback network alone."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "NCCL_HOSTID": f"host {rank}", "NCCL_SOCKET_IFNAME": "lo"}
+    megamoe.init(host=f"host {rank}")
+    found = {
+        name: results(megamoe.moe, part_of(make_problem(T=split[1]), split, rank)) for name, split in SPLITS.items()
+    }
+    problem = part_of(make_problem(), SPLITS["uneven"], rank)
+    found["recompute"] = results(lambda *tensors: megamoe.moe(*tensors, recompute=True), problem)
+    found["no overlap"] = results(lambda *tensors: megamoe.moe(*tensors, overlap_comm=False), problem)
+    both = dist.new_group([0, 1])
+    megamoe.init(both, host=f"host {rank}")
+    found["second group"] = results(lambda *tensors: megamoe.moe(*tensors, group=both), problem)
+    inputs = [problem.x, problem.expert_ids, problem.weights, problem.gate_up, problem.down]
+    found["message"] = message_of(lambda: megamoe.moe(problem.x.float() if rank == 1 else problem.x, *inputs[1:]))
+    found["after an error"] = results(megamoe.moe, problem)
+    return found
+
+
+@pytest.fixture(scope="module")
+def two_hosts(tmp_path_factory, device_of_ranks):
+    return run_ranks(on_hosts_of_their_own, NUM_RANKS, tmp_path_factory.mktemp("hosts"), device=device_of_ranks)
+
+
+@pytest.mark.parametrize("name", [*SPLITS, "recompute", "no overlap", "second group", "after an error"])
+def test_two_hosts_give_the_bits_of_one_rank(two_hosts, name):
+    num_tokens = SPLITS.get(name, SPLITS["uneven"])[1]
+    assert_equal(joined(two_hosts, name), results(megamoe.moe, make_problem(T=num_tokens)))
+
+
+def test_hosts_learn_of_each_others_errors(two_hosts):
+    messages = [found["message"] for found in two_hosts]
+    assert messages[1].startswith("x must be bf16") and messages[0] == f"rank 1: {messages[1]}", messages
