@@ -154,7 +154,7 @@ TEST(Case14DifferentConfigurations, AreRefusedAtConstructionByName) {
   const auto expect_refusal = [&](const std::string& member, auto change) {
     SCOPED_TRACE(member);
     run_ranks(2, [&](Communicator& threads) {
-      const BackendGroup backend_group(threads, default_backend());
+      const BackendGroup backend_group(threads, {});
       Communicator& group = backend_group.get();
       LayerConfig config = base;
       if (group.rank() == 1) change(config);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the record of layers over several hosts out of what hosts_bench and `megamoe bench --launched` measured.
+"""Makes the record of layers over two hosts out of what hosts_bench and `megamoe bench --launched` measured.
 
     record.py hosts.json [bench.json ...] --output bench/results --name h200x2 [--notes notes.md]
 
@@ -19,7 +19,7 @@ interface alone ({network}). Uniform random routing. Medians, the slowest rank's
 - *products*: theirs and what moves rows inside the host, in that pass. *transfer*: the pass's bytes at the bandwidth of
   messages of 32 MB in the same run.
 - *first*, *last*: routing and the first group's tokens, and the last group's results, which nothing hides.
-- *of the bound*: the time over the longer of products and transfer, first and last added.
+- *asked*: at most 1.10 times the longer of products and transfer, with first and last added.
 
 Source {commit}, CUDA {cuda}, NCCL {nccl}; for example
 `{command}`.
@@ -42,23 +42,28 @@ def table(head, rows):
 def message_table(records):
     sizes = sorted({record["bytes"] for record in records})
     rows = []
-    for run, ctas in dict.fromkeys((record["run"], record["network_ctas"]) for record in records):
+    for run, ctas in sorted({(record["run"], record["network_ctas"]) for record in records}):
         of = {one["bytes"]: one for one in records if (one["run"], one["network_ctas"]) == (run, ctas)}
-        rows.append([ctas, *(f"{of[size]['ms']:.2f} ms, {of[size]['gbytes_per_s_each_way']:.2f} GB/s" for size in sizes)])
+        cells = [f"{of[size]['ms']:.2f} ms, {of[size]['gbytes_per_s_each_way']:.2f} GB/s" for size in sizes]
+        rows.append([ctas, *cells])
     return table(["CTAs", *(f"{size >> 10} KB each way" for size in sizes)], rows)
 
 
+TIMES = ("ms", "off_ms", "compute_ms", "transfer_ms", "first_group_ms", "last_group_ms")
+
+
 def layer_rows(record):
+    """Of a layer with overlap."""
     for name in ("forward", "backward", "step"):
         times = record[name]
-        groups = record["groups"] if record["overlap"] == "on" else "off"
-        milliseconds = [times[of] for of in ("ms", "off_ms", "compute_ms", "transfer_ms", "first_group_ms", "last_group_ms")]
-        bound = f"{times['of_bound']:.2f}" if record["overlap"] == "on" else ""
-        yield [record["network_ctas"], groups, name, *(f"{ms:.1f}" for ms in milliseconds), bound]
+        longer = max(times["compute_ms"], times["transfer_ms"])
+        asked = 1.10 * longer + times["first_group_ms"] + times["last_group_ms"]
+        milliseconds = [f"{ms:.1f}" for ms in (*(times[of] for of in TIMES), asked)]
+        yield [record["network_ctas"], record["groups"], name, *milliseconds]
 
 
 def layer_tables(records):
-    head = ["CTAs", "groups", "pass", "ms", "without", "products", "transfer", "first", "last", "of the bound"]
+    head = ["CTAs", "groups", "pass", "ms", "without", "products", "transfer", "first", "last", "asked"]
     members = ("tokens_per_rank", "hidden_dim", "intermediate_dim", "num_experts", "top_k", "mode")
     for shape in dict.fromkeys(tuple(record[member] for member in members) for record in records):
         rows = [row for record in records if tuple(record[m] for m in members) == shape for row in layer_rows(record)]
@@ -85,6 +90,8 @@ def main(arguments=None):
     records = [record for path in options.records for record in json.loads(path.read_text())]
     messages = [record for record in records if record.get("benchmark") and is_message(record)]
     layers = [record for record in records if record.get("benchmark") and is_layer(record)]
+    layers = [record for record in layers if record["overlap"] == "on"]
+    layers.sort(key=lambda record: record["network_ctas"])
     benches = [record for record in records if "benchmark" not in record]
     first = messages[0]
     text = INTRODUCTION.format(**first | first["versions"])
