@@ -1,5 +1,5 @@
-// Which NCCL libraries are refused, and in what words. Needs no device: nothing is asked of NCCL but
-// its version.
+// Which NCCL libraries are refused, and in what words. Needs no device: nothing is asked of NCCL
+// but its version.
 #include "comm/cuda/nccl_library.h"
 
 #include <gtest/gtest.h>
