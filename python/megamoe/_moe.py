@@ -134,13 +134,17 @@ class _Forward(torch.autograd.Function):
         # Not saved tensors: the backward calls of other micro-batches add to them in between, and may.
         ctx.main_grads = (gate_up_main_grad, down_main_grad)
         ctx.options, ctx.device = options, x.device
+        ctx.has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
         ctx.set_materialize_grads(False)  # `call` has none
         return y, call
 
     @staticmethod
     def backward(ctx, dy, _):
-        with _backward_refused_by_all(ctx.options[0], ctx.device):
+        refused_by_peers = _backward_refused_by_all(ctx.options[0], ctx.device)
+        with refused_by_peers:
             refuse_second_derivatives()
+        # Hooks may make the forward call again (checkpointing): what they raise, peers may have met in that call.
+        with contextlib.nullcontext() if ctx.has_hooks else refused_by_peers:
             call, x, *others = ctx.saved_tensors
         if dy is None:
             dy = torch.zeros_like(x)  # the call is collective: peers make theirs
