@@ -276,15 +276,15 @@ def _refuse_types(tensors, activation, activation_limit, overlap_comm) -> None:
             raise TypeError(f"{name} must be a dense tensor, has the layout {tensor.layout}")
     if not isinstance(activation, str):
         raise TypeError(f"activation must be a str, is {type(activation).__name__}")
-    if not isinstance(activation_limit, (numbers.Real, torch.SymFloat)):
+    if not isinstance(activation_limit, (float, numbers.Real, torch.SymFloat)):
         raise TypeError(f"activation_limit must be a float, is {type(activation_limit).__name__}")
-    if not isinstance(overlap_comm, numbers.Integral):
+    if not isinstance(overlap_comm, (bool, numbers.Integral)):
         raise TypeError(f"overlap_comm must be a bool, is {type(overlap_comm).__name__}")
 
 
 def _refuse_types_of_limits(**limits) -> None:
     for name, limit in limits.items():
-        if limit is not None and not isinstance(limit, (numbers.Integral, torch.SymInt)):
+        if limit is not None and not isinstance(limit, (int, numbers.Integral, torch.SymInt)):
             raise TypeError(f"{name} must be an int, is {type(limit).__name__}")
         if isinstance(limit, int) and not -(2**63) <= limit < 2**63:
             raise ValueError(f"{name} is {limit}, must have 64 bits")
