@@ -1,6 +1,7 @@
 #include "cuda/backend.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
 #include <span>
 #include <string>
@@ -8,6 +9,7 @@
 #include "base/longest_wait.h"
 #include "cuda/check_arguments.h"
 #include "cuda/entry.h"
+#include "schedule/variant.h"
 #include "kernels/exchange/exchange.h"
 #include "kernels/forward/forward.h"
 #include "kernels/launch.h"
@@ -368,24 +370,33 @@ void CudaBackend::gradients_beside_rows(std::byte* plan, std::int64_t num_tokens
   products::LaunchOptions dx_launch = launch;
   std::optional<SideStream::Fork> fork;
   memory_.stages.start("dx", launch.stream);
-  if (const schedule::SmSplit sms = sms_beside_dx(launch); sms.gradients > 0) {
+  Variant& v = variant();
+  schedule::SmSplit sms = sms_beside_dx(launch);
+  if (sms.gradients > 0 && v.jobs > 0 && sms.gradients + sms.dx == 132)
+    sms = {v.sms, (132 - v.sms) / 2 * 2};
+  if (sms.gradients > 0 && v.jobs > 0) {
     fork.emplace(memory_.side, launch.stream);
     products::LaunchOptions beside_dx = launch;
-    beside_dx.stream = fork->stream();
+    (v.dx_on_side ? dx_launch : beside_dx).stream = fork->stream();
     beside_dx.num_sms = sms.gradients;
     dx_launch.num_sms = sms.dx;
     beside_dx.ends = dx_launch.ends = nullptr;  // tails are those of products on all SMs
-    gpu::weight_gradients_beside_rows(view_, plan, gradients.first(1), gradient_mode(), beside,
+    v.current_both = v.first_both != 0;
+    v.brought_in = v.first_brought;
+    const std::size_t jobs = std::min<std::size_t>(v.jobs, num_gradient_jobs());
+    gpu::weight_gradients_beside_rows(view_, plan, gradients.first(jobs), gradient_mode(), beside,
                                       beside_dx);
-    gradients = gradients.subspan(1);
+    gradients = gradients.subspan(jobs);
     beside.x_CH = nullptr;
     beside.num_without_x = 0;
   }
+  v.current_both = v.rest_both != 0;
+  v.brought_in = v.rest_brought;
   gpu::dx_and_push(view_, plan, rows_.origin_C, rows_.dg_CI, rows_.du_CI, input.experts.gate,
                    input.experts.up, dx_launch);
   memory_.stages.start("push", launch.stream);
-  gpu::push_dweights(view_, plan, rows_.origin_C, segments, launch.stream);
-  gpu::announce(view_, Signal::gradients_sent, launch.stream);
+  gpu::push_dweights(view_, plan, rows_.origin_C, segments, dx_launch.stream);
+  gpu::announce(view_, Signal::gradients_sent, dx_launch.stream);
   if (fork) fork->join();
   memory_.stages.start("weight_gradients", launch.stream);
   beside.dx_TH = rows_output(output.dx);

@@ -1,4 +1,7 @@
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -12,6 +15,7 @@
 #include "layer/workspace.h"
 #include "megamoe/cuda.h"
 #include "megamoe/megamoe.h"
+#include "schedule/variant.h"
 #include "verify/device_copies.h"
 
 namespace megamoe::bench {
@@ -108,6 +112,17 @@ struct RankDevice {
   cudaStream_t stream;
 };
 
+__global__ void hash_kernel(const std::uint32_t* words, std::int64_t count, unsigned long long* sum) {
+  unsigned long long own = 0;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
+       i += std::int64_t{gridDim.x} * blockDim.x) {
+    unsigned long long v = words[i] + 0x9e3779b97f4a7c15ULL * static_cast<unsigned long long>(i + 1);
+    v = (v ^ (v >> 31)) * 0x7fb5d329728ea185ULL;
+    own += v ^ (v >> 29);
+  }
+  atomicAdd(sum, own);
+}
+
 /// Stages and shares of passes of their own; by all ranks. Times of whole passes stay empty.
 CudaLayerTimes look_into_passes(const LayerConfig& config, Communicator& group,
                                 Workspace& workspace, MoeLayer& layer, RankTensors& tensors,
@@ -186,6 +201,69 @@ CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
       end.record(stream.get());
       layer.check({stream.get()});
     };
+    if (const char* file = std::getenv("FP_VARIANTS"); file != nullptr) {
+      std::vector<std::pair<std::string, std::string>> variants;
+      std::ifstream lines(file);
+      for (std::string line; std::getline(lines, line);) {
+        const auto space = line.find(' ');
+        if (space != std::string::npos) variants.emplace_back(line.substr(0, space), line.substr(space));
+      }
+      const DeviceMemory sum(device, 8, "a hash");
+      const int num_rounds = std::getenv("FP_ROUNDS") ? std::atoi(std::getenv("FP_ROUNDS")) : 2;
+      const std::int64_t words = tensors.e * tensors.I * tensors.H * (tensors.stores_bf16 ? 2 : 4) / 4;
+      std::map<std::string, std::vector<float>> samples;
+      for (int warm_up = 0; warm_up < kNumWarmups; ++warm_up) pass();
+      for (int round = 0; round < num_rounds; ++round) {
+        for (const auto& [name, numbers] : variants) {
+          variant() = parse_variant(numbers.c_str());
+          unsigned long long hash = 0;
+          if (round == 0) {
+            check(cudaMemset(sum.data(), 0, 8), "hash");
+            const auto out = tensors.backward_output();
+            for (const TensorView& g : {out.experts.gate, out.experts.up, out.experts.down})
+              check(cudaMemset(g.data, 0x3c, words * 4), "fill");
+            check(cudaMemset(out.dx.data, 0xff, tensors.T * tensors.H * 2), "fill");
+            pass();
+            auto* s = reinterpret_cast<unsigned long long*>(sum.data());
+            for (const TensorView& g : {out.experts.gate, out.experts.up, out.experts.down})
+              hash_kernel<<<2048, 256>>>(static_cast<const std::uint32_t*>(g.data), words, s);
+            hash_kernel<<<2048, 256>>>(static_cast<const std::uint32_t*>(out.dx.data),
+                                       tensors.T * tensors.H / 2, s);
+            check(cudaMemcpy(&hash, s, 8, cudaMemcpyDeviceToHost), "hash");
+          }
+          SamplesMs forward, backward;
+          run_in_bursts(
+              *group, config.entry_deadline_s, {1, num_repeats}, pass,
+              [&] { return end.ms_since(start); },
+              [&](int) {
+                forward.push_back(middle.ms_since(start));
+                float ms = static_cast<float>(end.ms_since(middle));
+                backward.push_back(ms);
+              });
+          std::string stages;
+          if (round == 1 && std::getenv("FP_STAGES") != nullptr) {
+            const CudaLayerTimes looks =
+                look_into_passes(config, *group, workspace, layer, tensors, {device, stream.get()});
+            char text[160];
+            const auto& ms = looks.backward_stages_ms;
+            const auto of = [&](const char* stage) {
+              const auto at = ms.find(stage);
+              return at == ms.end() ? 0.0 : at->second;
+            };
+            std::snprintf(text, sizeof text, " p %.3f dx %.3f dw %.3f meet %.3f red %.3f summed %.2f", of("p"),
+                          of("dx"), of("weight_gradients"), of("meet_results"), of("reduce"),
+                          looks.summed_beside_share);
+            stages = text;
+          }
+          std::sort(backward.begin(), backward.end());
+          std::printf("V %-10s r%d g%d H%lld b %.3f [%.3f %.3f] f %.3f%s hash %016llx\n", name.c_str(), round,
+                      rank, static_cast<long long>(tensors.H), backward[backward.size() / 2], backward.front(),
+                      backward.back(), summarize(forward).median_ms, stages.c_str(), hash);
+          std::fflush(stdout);
+        }
+      }
+      variant() = Variant{};
+    }
     run_in_bursts(
         *group, config.entry_deadline_s, {kNumWarmups, num_repeats}, pass,
         [&] { return end.ms_since(start); },

@@ -81,6 +81,7 @@ const void* gradients_kernel(products::GradientType type, Sharing sharing) {
                ? products::weight_gradients_beside_rows_bf16_sharing_rows()
                : products::weight_gradients_beside_rows_bf16_sharing_channels();
   }
+  if (sharing == products::kSharingBoth) return products::weight_gradients_beside_rows_fp32_sharing_both();
   return sharing == Sharing::rows ? products::weight_gradients_beside_rows_fp32_sharing_rows()
                                   : products::weight_gradients_beside_rows_fp32_sharing_channels();
 }
@@ -177,7 +178,8 @@ void weight_gradients_beside_rows(const RankView& view, std::byte* plan,
   RankView view_copy = view;
   products::launch_clusters(gradients_kernel(launch.type, launch.sharing),
                             {&launch.params, &view_copy, &pulls, &targets}, options,
-                            products::rows_beside_shared_bytes(launch.type));
+                            products::rows_beside_shared_bytes(launch.type),
+                            launch.sharing == products::kSharingBoth ? 4 : products::kClusterSize);
 }
 
 void load_overlap_kernels() {
@@ -198,7 +200,8 @@ void load_overlap_kernels() {
         products::weight_gradients_beside_rows_bf16_sharing_rows(),
         products::weight_gradients_beside_rows_bf16_sharing_channels(),
         products::weight_gradients_beside_rows_fp32_sharing_rows(),
-        products::weight_gradients_beside_rows_fp32_sharing_channels()}) {
+        products::weight_gradients_beside_rows_fp32_sharing_channels(),
+        products::weight_gradients_beside_rows_fp32_sharing_both()}) {
     load_kernel(kernel);
   }
 }

@@ -5,7 +5,7 @@ namespace megamoe::products {
 
 const void* weight_gradients_beside_rows_fp32_sharing_rows() {
   return reinterpret_cast<const void*>(
-      &weight_gradients_beside_rows_kernel<Shared::rows, GradientType::fp32>);
+      &weight_gradients_beside_rows_kernel<GradientShared::lines, GradientType::fp32>);
 }
 
 }  // namespace megamoe::products

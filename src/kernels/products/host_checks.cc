@@ -1,6 +1,9 @@
 #include "kernels/products/host_checks.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <map>
+#include <mutex>
 #include <string>
 
 #include "kernels/launch.h"
@@ -62,7 +65,7 @@ void check_absent(const ConstTensorView& view, const Activation& activation, con
 }
 
 void launch_clusters(const void* kernel, std::initializer_list<void*> params,
-                     const LaunchOptions& options, std::size_t shared_bytes) {
+                     const LaunchOptions& options, std::size_t shared_bytes, int cluster_size) {
   int num_sms = gpu::num_multiprocessors();
   // CTAs beyond those that fit at once would find little to do, one wave late.
   if (options.num_sms != 0) num_sms = std::min(num_sms, options.num_sms);
@@ -72,7 +75,30 @@ void launch_clusters(const void* kernel, std::initializer_list<void*> params,
                                    static_cast<int>(shared_bytes)),
               "dynamic shared memory of a product kernel");
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(num_sms / kClusterSize * kClusterSize));
+  int num_clusters = num_sms / cluster_size;
+  if (cluster_size > kClusterSize) {
+    // A cluster lies within a GPC, whose number of SMs need be no multiple of its size.
+    static std::map<std::pair<int, const void*>, int> most;
+    static std::mutex mutex;
+    const std::lock_guard lock(mutex);
+    int device = 0;
+    cuda::check(cudaGetDevice(&device), "cudaGetDevice");
+    auto [entry, is_new] = most.try_emplace({device, kernel}, 0);
+    if (is_new) {
+      config.gridDim = dim3(static_cast<unsigned>(num_clusters * cluster_size));
+      cudaLaunchAttribute cluster{};
+      cluster.id = cudaLaunchAttributeClusterDimension;
+      cluster.val.clusterDim = {static_cast<unsigned>(cluster_size), 1, 1};
+      config.attrs = &cluster;
+      config.numAttrs = 1;
+      cuda::check(cudaOccupancyMaxActiveClusters(&entry->second, kernel, &config), "clusters");
+      config.attrs = nullptr;
+      config.numAttrs = 0;
+      fprintf(stderr, "clusters of four: %d\n", entry->second);
+    }
+    num_clusters = std::max(1, std::min(num_clusters, entry->second));
+  }
+  config.gridDim = dim3(static_cast<unsigned>(num_clusters * cluster_size));
   config.blockDim = dim3(kNumThreads);
   config.dynamicSmemBytes = shared_bytes;
   config.stream = options.stream;

@@ -3,6 +3,7 @@
 #include "kernels/launch.h"
 #include "kernels/products/entries.h"
 #include "kernels/products/products.h"
+#include "kernels/weight_gradients/weight_gradient_launch.h"
 
 namespace megamoe::products {
 namespace {
@@ -29,6 +30,7 @@ void load_product_kernels() {
         gate_up_saving_sharing_channels(), dx_sharing_rows(), dx_sharing_channels(),
         weight_gradient_bf16_sharing_rows(), weight_gradient_bf16_sharing_channels(),
         weight_gradient_fp32_sharing_rows(), weight_gradient_fp32_sharing_channels(),
+        weight_gradient_fp32_sharing_both(),
         gate_up_gradient_sharing_rows(), gate_up_gradient_sharing_channels()}) {
     gpu::load_kernel(kernel);
   }

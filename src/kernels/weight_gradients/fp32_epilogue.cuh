@@ -41,7 +41,7 @@ __device__ inline float load_word(std::uint32_t address) {
 /// A tile of `kBlocks` blocks of lines. Where gradients are added, the slots of the first pieces
 /// hold what those are added to: each thread adds the words that it writes.
 template <int kBlocks, class Writer>
-__device__ inline void write_fp32_tile(const Accumulators& acc, GradientUpdate update,
+__device__ inline void write_fp32_tile(const Accumulators& acc, int num_brought_in,
                                        Writer& writer) {
   constexpr int kEights = kBlocks * kFp32LinesABlock / 8;  ///< eights of lines in a piece
   constexpr std::uint32_t kSubTileBytes = kEights * device::kSwizzleAtomBytes;
@@ -50,7 +50,7 @@ __device__ inline void write_fp32_tile(const Accumulators& acc, GradientUpdate u
                                     lane.offset(1, 1)};
 #pragma unroll
   for (int piece = 0; piece < kNumGradientPieces<GradientType::fp32>; ++piece) {
-    const bool adds = piece < kPiecesBroughtIn && update == GradientUpdate::add;
+    const bool adds = piece < num_brought_in;
     const std::uint32_t slot = writer.begin_slot(piece) + lane.sub_tile * kSubTileBytes;
 #pragma unroll
     for (int eight = 0; eight < kEights; ++eight) {
@@ -75,17 +75,17 @@ __device__ inline void write_fp32_tile(const Accumulators& acc, GradientUpdate u
 /// The index of an accumulator must be a compile-time constant, so each width has code of its own.
 template <class Writer>
 __device__ inline void write_fp32_blocks(const Accumulators& acc, int num_blocks,
-                                         GradientUpdate update, Writer& writer) {
+                                         int num_brought_in, Writer& writer) {
   static_assert(kMaxBlocksPerTile == 3);
   switch (num_blocks) {
     case 1:
-      write_fp32_tile<1>(acc, update, writer);
+      write_fp32_tile<1>(acc, num_brought_in, writer);
       break;
     case 2:
-      write_fp32_tile<2>(acc, update, writer);
+      write_fp32_tile<2>(acc, num_brought_in, writer);
       break;
     default:
-      write_fp32_tile<3>(acc, update, writer);
+      write_fp32_tile<3>(acc, num_brought_in, writer);
       break;
   }
 }

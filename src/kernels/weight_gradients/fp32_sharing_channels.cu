@@ -5,7 +5,7 @@ namespace megamoe::products {
 
 const void* weight_gradient_fp32_sharing_channels() {
   return reinterpret_cast<const void*>(
-      &weight_gradient_kernel<Shared::channels, GradientType::fp32>);
+      &weight_gradient_kernel<GradientShared::channels, GradientType::fp32>);
 }
 
 }  // namespace megamoe::products

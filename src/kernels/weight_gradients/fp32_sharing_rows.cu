@@ -4,7 +4,7 @@
 namespace megamoe::products {
 
 const void* weight_gradient_fp32_sharing_rows() {
-  return reinterpret_cast<const void*>(&weight_gradient_kernel<Shared::rows, GradientType::fp32>);
+  return reinterpret_cast<const void*>(&weight_gradient_kernel<GradientShared::lines, GradientType::fp32>);
 }
 
 }  // namespace megamoe::products

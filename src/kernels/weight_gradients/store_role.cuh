@@ -1,5 +1,5 @@
 // The store warps of the weight gradients: as in products/store_role.cuh, with a piece of the
-// gradient stored, or added into fp32 (kPiecesBroughtIn).
+// gradient stored, or added into fp32 (num_brought_in).
 #pragma once
 
 #include "kernels/products/slot_stores.cuh"
@@ -38,7 +38,8 @@ struct Fp32Piece {
 /// One arrival on `granted`, with the bytes that the piece is added to where it is.
 __device__ inline void grant_slot(const WeightGradientParams& params, const GradientTile& tile,
                                   int piece, std::uint32_t granted, std::uint32_t slot) {
-  if (params.update == GradientUpdate::store || piece >= kPiecesBroughtIn || tile.num_blocks == 0) {
+  if (!adds(params.update) || piece >= num_brought_in(params.update) ||
+      tile.num_blocks == 0) {
     device::arrive(granted);
     return;
   }
@@ -49,7 +50,7 @@ __device__ inline void grant_slot(const WeightGradientParams& params, const Grad
 }
 
 /// Stores the pieces of tiles of which `may_store(tile)` is true when they are complete.
-template <Shared kShared, class MayStore>
+template <GradientShared kShared, class MayStore>
 __device__ inline void store_bf16_tiles(const WeightGradientParams& params, SharedStorage& shared,
                                         int cta_rank, int slot_idx, const MayStore& may_store) {
   GradientWalk<kShared, GradientType::bf16> walk(params, cta_rank);
@@ -70,7 +71,7 @@ __device__ inline void store_bf16_tiles(const WeightGradientParams& params, Shar
 }
 
 /// The tiles of both warpgroups, in their turns; those without lines have empty pieces.
-template <Shared kShared, class MayStore>
+template <GradientShared kShared, class MayStore>
 __device__ inline void store_fp32_tiles(const WeightGradientParams& params, TurnStorage& shared,
                                         int cta_rank, int slot_idx, const MayStore& may_store) {
   using Pieces = GradientPieces<GradientType::fp32>;
@@ -81,7 +82,7 @@ __device__ inline void store_fp32_tiles(const WeightGradientParams& params, Turn
   GradientTile tile;
   GradientTile next;
   bool has_tile = walk.next(tile);
-  if (has_tile && params.update == GradientUpdate::add) {
+  if (has_tile && adds(params.update)) {
     grant_slot(params, tile, slot_idx,
                device::shared_address(&shared.barriers.slot_granted[0][slot_idx]),
                device::shared_address(shared.slots) + slot_idx * Pieces::kSlotBytes);
@@ -92,7 +93,7 @@ __device__ inline void store_fp32_tiles(const WeightGradientParams& params, Turn
     const int first = owner * kPieces;
     const auto store = [&](int /*warpgroup*/, int piece, std::uint32_t slot) {
       if (tile.num_blocks == 0 || !may_store(tile)) return;
-      if (params.update == GradientUpdate::add && piece >= kPiecesBroughtIn) {
+      if (adds(params.update) && piece >= num_brought_in(params.update)) {
         Fp32Piece(params, tile, piece).add(slot);
       } else {
         Fp32Piece(params, tile, piece).store(slot);
@@ -112,7 +113,7 @@ __device__ inline void store_fp32_tiles(const WeightGradientParams& params, Turn
   }
 }
 
-template <Shared kShared, GradientType kType, class MayStore>
+template <GradientShared kShared, GradientType kType, class MayStore>
 __device__ inline void gradient_store_role(const WeightGradientParams& params,
                                            GradientStorage<kType>& shared, int cta_rank,
                                            int slot_idx, const MayStore& may_store) {

@@ -7,6 +7,10 @@
 
 namespace megamoe::products {
 
+const void* weight_gradient_fp32_sharing_both();
+const void* weight_gradients_beside_rows_fp32_sharing_both();
+inline constexpr Sharing kSharingBoth = static_cast<Sharing>(3);
+
 struct WeightGradientLaunch {
   WeightGradientParams params{};
   GradientType type = GradientType::bf16;

@@ -9,6 +9,7 @@
 #include "kernels/weight_gradients/turns.h"
 #include "kernels/weight_gradients/weight_gradient_launch.h"
 #include "megamoe/error.h"
+#include "schedule/variant.h"
 
 namespace megamoe::products {
 namespace {
@@ -70,12 +71,12 @@ int tile_channels(GradientType type) {
 GradientJob describe_job(const LaunchOptions& options, const WeightGradient& job, GradientType type,
                          Sharing sharing) {
   GradientJob described{};
-  const bool rows_shared = sharing == Sharing::rows;
-  described.channels = operand_map(options, job.channels_NC, rows_shared ? kBlockK : kBlockK / 2,
+  const int channel_rows = sharing == Sharing::rows ? kBlockK : kBlockK / 2;
+  const int line_rows = sharing == Sharing::channels ? kBlockK : kBlockK / 2;
+  described.channels = operand_map(options, job.channels_NC, channel_rows,
                                    tile_channels(type) / kGradientBlock, "channels");
   for (int blocks = 1; blocks <= kMaxBlocksPerTile; ++blocks) {
-    described.lines[blocks - 1] =
-        operand_map(options, job.lines_NR, rows_shared ? kBlockK / 2 : kBlockK, blocks, "lines");
+    described.lines[blocks - 1] = operand_map(options, job.lines_NR, line_rows, blocks, "lines");
     described.gradient[blocks - 1] = gradient_map(options, job.gradient_eRC, blocks);
   }
   described.num_channel_tiles = ceil_div(job.gradient_eRC.sizes[2], tile_channels(type));
@@ -84,7 +85,10 @@ GradientJob describe_job(const LaunchOptions& options, const WeightGradient& job
 }
 
 // Sharing rows where every job has an even number of channel tiles: then no CTA multiplies zeros.
-Sharing choose(Sharing wanted, GradientType type, std::span<const WeightGradient> gradients) {
+Sharing choose(Sharing wanted, GradientType type, std::span<const WeightGradient> gradients,
+               int num_sms_of) {
+  if (type == GradientType::fp32 && variant().current_both && num_sms_of >= 4) return kSharingBoth;
+  if (wanted == kSharingBoth) wanted = Sharing::automatic;
   if (wanted != Sharing::automatic) return wanted;
   for (const WeightGradient& job : gradients) {
     if (ceil_div(job.gradient_eRC.sizes[2], tile_channels(type)) % kClusterSize != 0)
@@ -107,10 +111,13 @@ WeightGradientLaunch describe_weight_gradients(const GroupedRows& rows,
   WeightGradientLaunch launch;
   const DType dtype = gradients.front().gradient_eRC.dtype;
   launch.type = dtype == DType::bf16 ? GradientType::bf16 : GradientType::fp32;
-  launch.sharing = choose(options.sharing, launch.type, gradients);
+  launch.sharing = choose(options.sharing, launch.type, gradients,
+                          options.num_sms == 0 ? 132 : options.num_sms);
   WeightGradientParams& params = launch.params;
   params.num_jobs = static_cast<int>(gradients.size());
   params.update = mode == GradientMode::accumulate ? GradientUpdate::add : GradientUpdate::store;
+  if (mode == GradientMode::accumulate)
+    params.update = static_cast<GradientUpdate>(1 + variant().brought_in);
   params.cancelled = cancelled;
   params.rows = {rows.begin, rows.count, rows.num_groups};
   for (std::size_t i = 0; i < gradients.size(); ++i) {
@@ -132,12 +139,14 @@ void multiply_weight_gradients(const GroupedRows& rows, std::span<const WeightGr
     kernel =
         shares_rows ? weight_gradient_bf16_sharing_rows() : weight_gradient_bf16_sharing_channels();
   } else {
-    kernel =
-        shares_rows ? weight_gradient_fp32_sharing_rows() : weight_gradient_fp32_sharing_channels();
+    kernel = launch.sharing == kSharingBoth ? weight_gradient_fp32_sharing_both()
+             : shares_rows                   ? weight_gradient_fp32_sharing_rows()
+                                             : weight_gradient_fp32_sharing_channels();
   }
   launch_clusters(kernel, {&launch.params}, options,
                   launch.type == GradientType::bf16 ? sizeof(GradientStorage<GradientType::bf16>)
-                                                    : sizeof(GradientStorage<GradientType::fp32>));
+                                                    : sizeof(GradientStorage<GradientType::fp32>),
+                  launch.sharing == kSharingBoth ? 4 : kClusterSize);
 }
 
 }  // namespace megamoe::products

@@ -1,0 +1,11 @@
+#include "kernels/forward/weight_gradients_beside_rows_kernel.cuh"
+#include "kernels/weight_gradients/weight_gradient_launch.h"
+
+namespace megamoe::products {
+
+const void* weight_gradients_beside_rows_fp32_sharing_both() {
+  return reinterpret_cast<const void*>(
+      &weight_gradients_beside_rows_kernel<GradientShared::both, GradientType::fp32>);
+}
+
+}  // namespace megamoe::products
