@@ -75,6 +75,9 @@ void launch_clusters(const void* kernel, std::initializer_list<void*> params,
                                    static_cast<int>(shared_bytes)),
               "dynamic shared memory of a product kernel");
   cudaLaunchConfig_t config{};
+  config.blockDim = dim3(kNumThreads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = options.stream;
   int num_clusters = num_sms / cluster_size;
   if (cluster_size > kClusterSize) {
     // A cluster lies within a GPC, whose number of SMs need be no multiple of its size.
@@ -99,9 +102,6 @@ void launch_clusters(const void* kernel, std::initializer_list<void*> params,
     num_clusters = std::max(1, std::min(num_clusters, entry->second));
   }
   config.gridDim = dim3(static_cast<unsigned>(num_clusters * cluster_size));
-  config.blockDim = dim3(kNumThreads);
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = options.stream;
   cuda::check(cudaLaunchKernelExC(&config, kernel, const_cast<void**>(params.begin())),
               "launch of a product kernel");
 }
