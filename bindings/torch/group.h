@@ -65,6 +65,9 @@ struct DevicePlace {
 };
 
 using RanksOnDevice = std::function<std::unique_ptr<Communicator>(Communicator& host, int device)>;
+inline std::unique_ptr<Communicator> on_cuda_device(Communicator& host, int device) {
+  return make_cuda_communicator(host, device);
+}
 
 /// One expert-parallel group. All decisions about what is built depend on the calls alone, never on
 /// what happens to be alive, so that all ranks take the same ones.
@@ -77,7 +80,7 @@ class Group {
  public:
   /// `ranks_on_device` gives this rank's communicator on a device; tests give one of the host.
   Group(std::shared_ptr<Communicator> communicator, double entry_deadline_s,
-        double inner_deadline_s, RanksOnDevice ranks_on_device = make_cuda_communicator);
+        double inner_deadline_s, RanksOnDevice ranks_on_device = on_cuda_device);
 
   [[nodiscard]] int rank() const { return host_->rank(); }
   [[nodiscard]] int size() const { return host_->size(); }

@@ -27,7 +27,6 @@ struct WorkspaceBytes {
 /// validate() does.
 WorkspaceBytes workspace_bytes(const LayerConfig& config, int num_ranks);
 /// The same for ranks on several hosts: symmetric memory is as large again for each other host.
-/// Also throws unsupported where the backend is cuda and there are several.
 WorkspaceBytes workspace_bytes(const LayerConfig& config, const Topology& topology);
 
 /// Buffers that live for the length of a call; shared by all layers of a model whose needs fit.

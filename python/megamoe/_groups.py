@@ -102,8 +102,8 @@ def init(
     Args:
         group: a torch.distributed process group, sub-groups too; None is the default group, or a single rank
             where torch.distributed is not initialised. Its ranks are processes of one host or of several (equally
-            many on each, numbered host by host; on CUDA tensors of one host, with a device each, which calls on the
-            group use from then on). The backend of the torch group does not matter (gloo, NCCL); NCCL's needs
+            many on each, numbered host by host); on CUDA tensors with a device each, which calls on the group use
+            from then on. The backend of the torch group does not matter (gloo, NCCL); NCCL's needs
             torch.cuda.set_device first.
         entry_deadline_s: how long a call waits for its peers to make it too, in seconds.
         inner_deadline_s: how long it waits for them after that, in seconds.

@@ -21,6 +21,12 @@ class PeerWatch {
   PeerWatch& operator=(const PeerWatch&) = delete;
   ~PeerWatch() { stop(); }
 
+  /// What the word of a rank says, to any thread.
+  [[nodiscard]] static bool has_left(const std::uint32_t* has_left_R, int rank) {
+    auto& word = const_cast<std::uint32_t&>(has_left_R[rank]);  // an atomic_ref takes no const
+    return std::atomic_ref(word).load(std::memory_order_acquire) != 0;
+  }
+
   /// Returns when the thread has ended. May be called again.
   void stop() noexcept;
 

@@ -6,44 +6,18 @@
 #include <string>
 
 #include "base/longest_wait.h"
+#include "cuda/call_tensors.h"
 #include "cuda/check_arguments.h"
 #include "cuda/entry.h"
 #include "kernels/exchange/exchange.h"
 #include "kernels/forward/forward.h"
 #include "kernels/launch.h"
-#include "kernels/reduce/reduce.h"
 
 namespace megamoe::cuda {
 namespace {
 
 using device::Signal;
 using gpu::CallKind;
-
-gpu::RowsInput rows_input(const ConstTensorView& tensor) {
-  return {static_cast<const bf16*>(tensor.data), tensor.strides[0]};
-}
-gpu::RowsOutput rows_output(const TensorView& tensor) {
-  return {static_cast<bf16*>(tensor.data), tensor.strides[0]};
-}
-gpu::DweightsOutput dweights_output(const TensorView& tensor) {
-  return {static_cast<float*>(tensor.data), tensor.strides[0]};
-}
-bf16* rows_of(const TensorView& tensor) { return static_cast<bf16*>(tensor.data); }
-
-/// Strides of dimensions with one element say nothing, but tensor maps check them.
-template <class View>
-View with_plain_strides(View tensor) {
-  std::int64_t next = 1;
-  for (int dim = tensor.num_dims - 1; dim >= 0; --dim) {
-    if (tensor.sizes[dim] == 1 && dim != tensor.num_dims - 1) tensor.strides[dim] = next;
-    next = std::max(next, tensor.strides[dim] * tensor.sizes[dim]);
-  }
-  return tensor;
-}
-ExpertWeights with_plain_strides(const ExpertWeights& experts) {
-  return {with_plain_strides(experts.gate), with_plain_strides(experts.up),
-          with_plain_strides(experts.down)};
-}
 
 /// Rows whose g and u are kept, as the row buffers count them.
 std::int64_t padded_saved_rows(const LayerConfig& config, int num_ranks,
@@ -92,6 +66,14 @@ CudaBackend::CudaBackend(const LayerConfig& config, Workspace::Impl& workspace)
   view_.has_left_R = memory_.calls->has_left_R.get();
   view_.entry_deadline_ns = to_ns(config.entry_deadline_s);
   view_.inner_deadline_ns = to_ns(config.inner_deadline_s);
+  const auto* ordered = dynamic_cast<const OrderedCommunicator*>(&workspace.communicator);
+  if (ordered == nullptr || ordered->hosts().link == nullptr) return;
+  const CurrentDevice current(memory_.device);
+  hosts_ = std::make_unique<Hosts>(config_, workspace, ordered->hosts());
+  hosts_->complete(view_, *workspace.symmetric);
+  network_view_ = view_;
+  network_view_.failure = memory_.network_failure->get();
+  hosts_->use(network_view_);
 }
 
 CudaBackend::RowBuffers CudaBackend::make_buffers() const {
@@ -168,6 +150,10 @@ void CudaBackend::forward(std::unique_ptr<CallState>& call_state, const ForwardI
   const Occupied occupied(workspace_.in_use);
   const CurrentDevice current(memory_.device);
   const cudaStream_t stream = to_cuda(stream_handle);
+  if (hosts_ != nullptr) {
+    forward_over_hosts(call_state, input, output, stream);
+    return;
+  }
   std::int64_t num_tokens = 0;
   or_refuse(CallKind::forward, stream, [&] {
     throw_recorded_failure();
@@ -192,8 +178,7 @@ void CudaBackend::forward(std::unique_ptr<CallState>& call_state, const ForwardI
   enqueue(stream, [&](CallOrder& order) { enqueue_forward(state, input, output, order, stream); });
 }
 
-gpu::RankView CudaBackend::view_after(const CallOrder& order) const {
-  gpu::RankView view = view_;
+gpu::RankView CudaBackend::view_after(const CallOrder& order, gpu::RankView view) {
   if (order.is_late()) view.entry_deadline_ns = view.inner_deadline_ns = 0;
   return view;
 }
@@ -206,7 +191,7 @@ void CudaBackend::enter(CallOrder& order,
   }
   launch(view_, gpu::EnterPart::announcement);
   order.meet(Signal::entered);
-  launch(view_after(order), gpu::EnterPart::rest);
+  launch(view_after(order, view_), gpu::EnterPart::rest);
 }
 
 void CudaBackend::meet(Signal what, std::byte* plan, CallOrder& order, cudaStream_t stream) {
@@ -214,7 +199,7 @@ void CudaBackend::meet(Signal what, std::byte* plan, CallOrder& order, cudaStrea
     gpu::announce(view_, what, stream);
     order.meet(what);
   }
-  gpu::meet(view_after(order), plan, what, stream);
+  gpu::meet(view_after(order, view_), plan, what, stream);
 }
 
 void CudaBackend::enqueue_forward(CudaCallState& state, const ForwardInput& input,
@@ -222,9 +207,7 @@ void CudaBackend::enqueue_forward(CudaCallState& state, const ForwardInput& inpu
                                   cudaStream_t stream) {
   const std::int64_t num_tokens = state.num_tokens;
   std::byte* plan = state.plan.data();
-  const gpu::RoutingInput routing{
-      static_cast<const std::int32_t*>(input.expert_ids.data), input.expert_ids.strides[0],
-      static_cast<const float*>(input.weights.data), input.weights.strides[0]};
+  const gpu::RoutingInput routing = routing_input(input);
   const ExpertWeights experts = with_plain_strides(input.experts);
   const products::LaunchOptions launch = launch_options(num_tokens, stream);
   const TensorView g = kept_tensor(state.saved_g);
@@ -425,6 +408,10 @@ void CudaBackend::backward(const CallState* call_state, const BackwardInput& inp
   const CurrentDevice current(memory_.device);
   const cudaStream_t stream = to_cuda(stream_handle);
   const auto* own_state = static_cast<const CudaCallState*>(call_state);
+  if (hosts_ != nullptr) {
+    backward_over_hosts(own_state, input, output, stream);
+    return;
+  }
   or_refuse(CallKind::backward, stream, [&] {
     throw_recorded_failure();
     if (own_state == nullptr) {

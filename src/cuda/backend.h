@@ -7,6 +7,7 @@
 
 #include "cuda/call_order.h"
 #include "cuda/call_state.h"
+#include "cuda/hosts.h"
 #include "cuda/workspace.h"
 #include "device/tensor_map_cache.h"
 #include "kernels/exchange/exchange.h"
@@ -59,19 +60,52 @@ class CudaBackend final : public LayerBackend {
   /// this rank has failed for good.
   void enqueue(cudaStream_t stream, const std::function<void(CallOrder&)>& launches);
   void wait_for(cudaStream_t stream);
-  /// What the failure record says, which is set, and what the group knows about it.
-  [[nodiscard]] Error recorded_failure() const;
+  /// What a failure record says, which is set, and what the group knows about it.
+  [[nodiscard]] Error recorded_failure(const device::FailureRecord& record) const;
+  [[nodiscard]] Error because_of_departure(const Error& error, int peer) const;
 
   void enqueue_forward(CudaCallState& state, const ForwardInput& input, const ForwardOutput& output,
                        CallOrder& order, cudaStream_t stream);
   void enqueue_backward(const CudaCallState& state, const BackwardInput& input,
                         const BackwardOutput& output, CallOrder& order, cudaStream_t stream);
   /// For waits that follow a meeting of hosts: without patience where that was late.
-  [[nodiscard]] gpu::RankView view_after(const CallOrder& order) const;
+  [[nodiscard]] static gpu::RankView view_after(const CallOrder& order, gpu::RankView view);
   /// Entering a call, and gpu::meet(), in two parts where ranks share the GPU.
   void enter(CallOrder& order,
              const std::function<void(const gpu::RankView&, gpu::EnterPart)>& launch);
   void meet(device::Signal what, std::byte* plan, CallOrder& order, cudaStream_t stream);
+
+  // Where the group spans several hosts (backend_hosts.cc): ranks agree about a call on the host.
+  void forward_over_hosts(std::unique_ptr<CallState>& state, const ForwardInput& input,
+                          const ForwardOutput& output, cudaStream_t stream);
+  void backward_over_hosts(const CudaCallState* state, const BackwardInput& input,
+                           const BackwardOutput& output, cudaStream_t stream);
+  void check_over_hosts(cudaStream_t stream) const;
+  /// As enqueue().
+  void enqueue_over_hosts(const StreamOrder::Turn& turn, cudaStream_t stream,
+                          const std::function<void(CallOrder&)>& launches);
+  /// What is not agreed about ends the group: where something has happened to this rank, tells the
+  /// peers, and throws it.
+  void throw_if_over();
+  void wait_for_counts() const;
+  /// What follows the agreement, on the caller's stream and, with all transfers, beside it.
+  void enqueue_forward_over_hosts(CudaCallState& state, const ForwardInput& input,
+                                  const ForwardOutput& output, CallOrder& order,
+                                  cudaStream_t stream, SideStream::Fork& beside);
+  void enqueue_backward_over_hosts(const CudaCallState& state, const BackwardInput& input,
+                                   const BackwardOutput& output, CallOrder& order,
+                                   cudaStream_t stream, SideStream::Fork& beside);
+  /// Routing and the first group's rows; then group by group: `compute`, on the caller's stream,
+  /// which begins when the group's rows are there, and beside it the next group's rows and the
+  /// results of this one.
+  void group_by_group(gpu::CallKind kind, const CudaCallState& state, CallOrder& order,
+                      cudaStream_t stream, SideStream::Fork& beside,
+                      const std::function<void(std::int32_t group)>& compute);
+  void announce_results(std::int32_t group, cudaStream_t stream);
+  void gradient_of_group(const CudaCallState& state, const gpu::ExpertRange& experts,
+                         const BackwardInput& input, const products::LaunchOptions& launch);
+  [[nodiscard]] products::LaunchOptions launch_beside_transfers(std::int64_t num_tokens,
+                                                                cudaStream_t stream);
 
   // Parts of enqueue_backward().
   void gate_up_gradient(const CudaCallState& state, const BackwardInput& input,
@@ -107,6 +141,8 @@ class CudaBackend final : public LayerBackend {
   RowBuffers rows_;
   std::int64_t layer_number_;
   device::TensorMapCache tensor_maps_;
+  std::unique_ptr<Hosts> hosts_;  ///< null on one host
+  gpu::RankView network_view_;    ///< of what runs beside the caller's stream
 };
 
 }  // namespace megamoe::cuda

@@ -16,18 +16,21 @@ namespace megamoe::cuda {
 void CudaBackend::throw_recorded_failure() const {
   if (memory_.given_up) throw Error(*memory_.given_up);
   const volatile device::FailureRecord* record = memory_.failure.get();
-  if (record->is_set != 0) throw recorded_failure();
+  if (record->is_set != 0) throw recorded_failure(*memory_.failure.get());
 }
 
-Error CudaBackend::recorded_failure() const {
-  const device::FailureRecord& record = *memory_.failure.get();
+Error CudaBackend::recorded_failure(const device::FailureRecord& record) const {
   const Error error = gpu::to_error(record);
   if (device::is_fatal(record.code)) memory_.calls->has_failed = true;
   if (record.code != device::FailureCode::peer_failed) return error;
+  return because_of_departure(error, record.peer);
+}
+
+Error CudaBackend::because_of_departure(const Error& error, int peer) const {
   const std::vector<Departure> departures = workspace_.communicator.departures();
   if (departures.empty()) return error;
   // A peer that is still there has failed because of another, of the first that left.
-  auto cause = std::ranges::find(departures, record.peer, &Departure::rank);
+  auto cause = std::ranges::find(departures, peer, &Departure::rank);
   if (cause == departures.end()) cause = departures.begin();
   return {cause->error.code(), std::string(error.what()) + ": " + cause->error.what()};
 }
@@ -105,10 +108,11 @@ void CudaBackend::check(Stream stream_handle) {
                 "MoeLayer::check within a stream capture: it waits for the stream");
   }
   wait_for(stream);
+  if (hosts_ != nullptr) throw_if_over();
   if (memory_.given_up) throw Error(*memory_.given_up);
   device::FailureRecord& record = *memory_.failure.get();
   if (record.is_set == 0) return;
-  const Error error = recorded_failure();
+  const Error error = recorded_failure(record);
   if (!device::is_fatal(record.code)) record = {};
   throw error;
 }

@@ -48,6 +48,11 @@ struct CudaCallState final : CallState {
   DeviceMemory saved_u;
   std::int64_t num_tokens = 0;
   cudaStream_t stream = nullptr;  ///< of the forward call
+  // On several hosts, where the host knows them: everybody's slots of each expert, and tokens that
+  // cross to each host by the first group of experts that needs them.
+  std::vector<std::int32_t> counts_RE;
+  std::vector<std::int32_t> crossing_RSG;
+  std::int64_t call_number = 0;
   mutable bool rows_known = false;
   mutable std::vector<std::int64_t> rows_e;
 };

@@ -17,7 +17,8 @@ namespace {
 
 int num_cuda_devices() { return 0; }
 
-std::unique_ptr<Communicator> make_cuda_communicator(Communicator& /*group*/, int /*device*/) {
+std::unique_ptr<Communicator> make_cuda_communicator(Communicator& /*group*/, int /*device*/,
+                                                     const CudaHostsOptions& /*hosts*/) {
   refuse();
 }
 

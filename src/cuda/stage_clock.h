@@ -30,18 +30,21 @@ class StageClock {
 
   struct Stage {
     std::string name;
-    double start_ms;  ///< since the first of them
+    double start_ms;  ///< since the first of them, or of those that it is set beside
     double ms;
   };
   /// The stages since the last call of this, in order; waits for the last one's end.
-  std::vector<Stage> take() {
+  std::vector<Stage> take() { return take_beside(*this); }
+  /// The same, on the time line of `other`, whose stages have not been taken yet.
+  std::vector<Stage> take_beside(const StageClock& other) {
     std::vector<Stage> stages;
     for (std::size_t i = 0; i + 1 < marks_.size(); ++i) {
       check(cudaEventSynchronize(marks_[i + 1].second), "cudaEventSynchronize");
       if (marks_[i].first == kEnd) continue;
       float start_ms = 0.0F;
       float ms = 0.0F;
-      check(cudaEventElapsedTime(&start_ms, marks_[0].second, marks_[i].second), "stage start");
+      check(cudaEventElapsedTime(&start_ms, other.marks_[0].second, marks_[i].second),
+            "stage start");
       check(cudaEventElapsedTime(&ms, marks_[i].second, marks_[i + 1].second), "stage time");
       stages.push_back({marks_[i].first, start_ms, ms});
     }

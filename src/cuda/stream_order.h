@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 
+#include "comm/cuda/host_link.h"
 #include "comm/enqueue_order.h"
 #include "comm/peer_watch.h"
 #include "cuda/runtime.h"
@@ -127,6 +128,7 @@ struct RankCalls {
 class OrderedCommunicator : public Communicator {
  public:
   [[nodiscard]] virtual std::shared_ptr<RankCalls> calls() const = 0;
+  [[nodiscard]] virtual HostConnection hosts() const { return {}; }
 };
 
 }  // namespace megamoe::cuda

@@ -5,6 +5,7 @@
 #include "comm/gpu_workspace_layout.h"
 #include "kernels/exchange/exchange.h"
 #include "kernels/forward/forward.h"
+#include "kernels/hosts/hosts.h"
 #include "kernels/plan/plan.h"
 #include "kernels/products/products.h"
 
@@ -42,6 +43,10 @@ CudaWorkspace::CudaWorkspace(const LayerConfig& config, Workspace::Impl& workspa
   gpu::load_exchange_kernels();
   products::load_product_kernels();
   gpu::load_overlap_kernels();
+  if (workspace.communicator.topology().num_hosts() > 1) {
+    gpu::load_hosts_kernels();
+    network_failure = std::make_unique<PinnedValue<device::FailureRecord>>();
+  }
   gpu::RankView view = gpu::make_rank_view(dims, workspace.communicator.rank());
   view.scratch = local.data();
   const OwnedStream stream;

@@ -32,9 +32,13 @@ class CudaWorkspace final : public WorkspaceMemory {
   int device;
   DeviceMemory local;
   PinnedValue<device::FailureRecord> failure;
+  /// On several hosts: of what runs beside the caller's stream. A record has one writer at a time.
+  /// Null on one host.
+  std::unique_ptr<PinnedValue<device::FailureRecord>> network_failure;
   std::shared_ptr<RankCalls> calls;  ///< of the communicator
   SideStream side;
   StageClock stages;
+  StageClock network_stages;         ///< on several hosts: of the stream beside the caller's
   trace::Launches* trace = nullptr;  ///< builds with MEGAMOE_TRACE: where products are recorded
   std::optional<Error> given_up;     ///< a call that the host could not enqueue to its end
 

@@ -1,6 +1,6 @@
 #include "layer/backend.h"
 
-#include "comm/gpu_workspace_layout.h"
+#include "comm/gpu_hosts_layout.h"
 #include "comm/relay_layout.h"
 #include "cpu/backend.h"
 #include "cpu/workspace.h"
@@ -10,7 +10,7 @@ namespace megamoe {
 
 WorkspaceBytes backend_bytes(Backend backend, const WorkspaceDims& dims, int num_hosts) {
   if (backend == Backend::cuda) {
-    return {gpu_symmetric_layout(dims).bytes, gpu_local_layout(dims).bytes};
+    return {gpu_symmetric_bytes(dims, num_hosts), gpu_local_bytes(dims, num_hosts)};
   }
   return {symmetric_part_begin(dims, num_hosts),
           relay_layout(dims, num_hosts, local_layout(dims).bytes).bytes};

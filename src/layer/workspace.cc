@@ -51,10 +51,6 @@ WorkspaceBytes workspace_bytes(const LayerConfig& config, int num_ranks) {
 WorkspaceBytes workspace_bytes(const LayerConfig& config, const Topology& topology) {
   const int num_ranks = topology.num_ranks();
   validate(config, num_ranks);
-  if (config.backend == Backend::cuda && topology.num_hosts() > 1) {
-    throw Error(ErrorCode::unsupported, "backend cuda: ranks must be on one host; here are " +
-                                            topology.describe() + " (the cpu backend takes that)");
-  }
   return backend_bytes(config.backend, workspace_dims(config, num_ranks), topology.num_hosts());
 }
 

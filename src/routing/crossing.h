@@ -22,15 +22,17 @@ struct HostRouting {
   std::int32_t ranks_per_host = 1;
   std::int32_t num_groups = 1;  ///< G, at most e
 
-  [[nodiscard]] std::int32_t num_hosts() const { return dims.num_ranks / ranks_per_host; }
-  [[nodiscard]] std::int32_t host_of_expert(std::int32_t expert) const {
+  [[nodiscard]] MEGAMOE_HOST_DEVICE std::int32_t num_hosts() const {
+    return dims.num_ranks / ranks_per_host;
+  }
+  [[nodiscard]] MEGAMOE_HOST_DEVICE std::int32_t host_of_expert(std::int32_t expert) const {
     return dims.owner_of(expert) / ranks_per_host;
   }
   /// The first of a rank's experts that belongs to `group`; e for group G.
-  [[nodiscard]] std::int32_t group_begin(std::int32_t group) const {
+  [[nodiscard]] MEGAMOE_HOST_DEVICE std::int32_t group_begin(std::int32_t group) const {
     return group * dims.experts_per_rank() / num_groups;
   }
-  [[nodiscard]] std::int32_t group_of_expert(std::int32_t expert) const {
+  [[nodiscard]] MEGAMOE_HOST_DEVICE std::int32_t group_of_expert(std::int32_t expert) const {
     const std::int32_t local = expert % dims.experts_per_rank();
     return ((local + 1) * num_groups - 1) / dims.experts_per_rank();
   }

@@ -5,11 +5,16 @@
 #include <memory>
 
 #include "megamoe/layer.h"
+#include "megamoe/topology.h"
 
 namespace megamoe::verify {
 
 /// The device of rank `rank`: one each where there are enough, else all ranks share the first.
 int cuda_device_of(int rank, int num_ranks);
+/// The device of a rank that a launcher started as a process: those of a host have its devices.
+inline int cuda_device_of(const Topology& launched, int rank) {
+  return cuda_device_of(launched.local_index_of(rank), launched.ranks_per_host());
+}
 
 /// Device memory and a stream of one rank. Freed and allocated in stream order, so that no call of
 /// a peer on the same device is waited for. Throws Error; unsupported without CUDA in the build.

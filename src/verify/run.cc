@@ -59,6 +59,11 @@ int& mutable_default_num_hosts() {
   return num_hosts;
 }
 
+CudaHostsOptions& mutable_default_cuda_hosts() {
+  static CudaHostsOptions options;
+  return options;
+}
+
 /// Rows of `values`, whose rows have `width` elements, as a [num_rows, width] view.
 template <class T>
 ConstTensorView row_range(const std::vector<T>& values, std::int64_t first_row,
@@ -70,7 +75,12 @@ ConstTensorView row_range(const std::vector<T>& values, std::int64_t first_row,
 
 Backend default_backend() { return mutable_default_backend(); }
 void set_default_backend(Backend backend) { mutable_default_backend() = backend; }
+int default_num_hosts() { return mutable_default_num_hosts(); }
 void set_default_num_hosts(int num_hosts) { mutable_default_num_hosts() = num_hosts; }
+const CudaHostsOptions& default_cuda_hosts() { return mutable_default_cuda_hosts(); }
+void set_default_cuda_hosts(const CudaHostsOptions& options) {
+  mutable_default_cuda_hosts() = options;
+}
 
 Topology topology_of(const ProblemSpec& spec, const RunOptions& options) {
   const int num_ranks = spec.num_ranks();
@@ -183,17 +193,27 @@ std::string differing_tensors(const LayerTensors& left, const LayerTensors& righ
   return names;
 }
 
+namespace {
+
+/// Of launched ranks those of a host have its devices; threads of this process share what it sees.
+int device_of(int rank, int num_ranks, const RunOptions& options) {
+  return options.group == nullptr ? cuda_device_of(rank, num_ranks)
+                                  : cuda_device_of(options.group->topology(), rank);
+}
+
+}  // namespace
+
 RankSession::RankSession(const Problem& problem, const RunOptions& options,
                          Communicator& communicator)
     : data_(problem, options, communicator.rank()),
-      group_(communicator, options.backend),
+      group_(communicator, options),
       workspace_(layer_config(problem.spec, options), group_.get()),
       layer_(layer_config(problem.spec, options), group_.get(), workspace_) {}
 
-BackendGroup::BackendGroup(Communicator& group, Backend backend) : group_(group) {
-  if (backend == Backend::cuda) {
-    owned_ = make_cuda_communicator(group, cuda_device_of(group.rank(), group.size()));
-  }
+BackendGroup::BackendGroup(Communicator& group, const RunOptions& options) : group_(group) {
+  if (options.backend != Backend::cuda) return;
+  const int device = device_of(group.rank(), group.size(), options);
+  owned_ = make_cuda_communicator(group, device, options.cuda_hosts);
 }
 
 RankData::RankData(const Problem& problem, const RunOptions& options, int rank)
@@ -201,9 +221,9 @@ RankData::RankData(const Problem& problem, const RunOptions& options, int rank)
       rank_(rank),
       weight_gradient_mode_(options.weight_gradient_mode),
       tensors_(rank_tensors(problem.spec, options, rank)),
-      copies_(options.backend == Backend::cuda
-                  ? std::make_unique<DeviceCopies>(cuda_device_of(rank, problem.spec.num_ranks()))
-                  : nullptr) {}
+      copies_(options.backend == Backend::cuda ? std::make_unique<DeviceCopies>(device_of(
+                                                     rank, problem.spec.num_ranks(), options))
+                                               : nullptr) {}
 
 ForwardInput RankData::forward_input() const {
   const ProblemSpec& spec = problem_.spec;

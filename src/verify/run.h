@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "megamoe/communicator.h"
+#include "megamoe/cuda.h"
 #include "megamoe/layer.h"
 #include "megamoe/network.h"
 #include "verify/compare.h"
@@ -44,7 +46,11 @@ struct RawTensor {
 Backend default_backend();
 void set_default_backend(Backend backend);
 /// The same for the number of hosts of problems whose ranks divide among them; others run on one.
+int default_num_hosts();
 void set_default_num_hosts(int num_hosts);
+/// The same for how the CUDA backend runs over several hosts.
+const CudaHostsOptions& default_cuda_hosts();
+void set_default_cuda_hosts(const CudaHostsOptions& options);
 
 struct RunOptions {
   Backend backend = default_backend();
@@ -53,8 +59,9 @@ struct RunOptions {
   WeightGradientMode weight_gradient_mode = WeightGradientMode::store_bf16;
   int num_hosts = 0;              ///< stand-ins on this machine; 0: as set_default_num_hosts()
   Communicator* group = nullptr;  ///< that this process is a rank of; null: ranks are threads
-  int num_threads = 1;            ///< a rank
-  double deadline_s = 60.0;       ///< of entry and inner waits
+  CudaHostsOptions cuda_hosts = default_cuda_hosts();  ///< how it runs over several hosts
+  int num_threads = 1;                                 ///< a rank
+  double deadline_s = 60.0;                            ///< of entry and inner waits
   float initial_gradient = 0.0F;  ///< what main_grad holds before accumulate_fp32
   std::int64_t row_capacity = 0;  ///< 0: what no routing can exceed, R * max T * K
   std::int64_t saved_row_capacity = 0;
@@ -115,10 +122,10 @@ class RankData {
   std::unique_ptr<DeviceCopies> copies_;  ///< null on the cpu backend
 };
 
-/// `group` itself, or a CUDA communicator over it where the backend is cuda.
+/// `group` itself, or a CUDA communicator over it where the options' backend is cuda.
 class BackendGroup {
  public:
-  BackendGroup(Communicator& group, Backend backend);
+  BackendGroup(Communicator& group, const RunOptions& options);
   [[nodiscard]] Communicator& get() const { return owned_ == nullptr ? group_ : *owned_; }
 
  private:

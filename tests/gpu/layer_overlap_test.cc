@@ -47,7 +47,7 @@ LayerTensors run_step(const Problem& problem, const RunOptions& options, Communi
 
 TEST(CudaOverlap, RandomLayersHaveTheBitsOfOneKernelAfterTheOther) {
   run_ranks(2, [](Communicator& threads) {
-    const BackendGroup group(threads, Backend::cuda);
+    const BackendGroup group(threads, {});
     for (std::uint64_t seed = 0; seed < 240; ++seed) {
       const Problem problem = make_problem(random_spec(seed));
       RunOptions options;
@@ -69,7 +69,7 @@ TEST(CudaOverlap, EveryWayToRunOneRankHasTheBitsOfOneKernelAfterTheOther) {
   spec.routing = RoutingPattern::holes;
   const Problem problem = make_problem(spec);
   run_ranks(1, [&](Communicator& threads) {
-    const BackendGroup group(threads, Backend::cuda);
+    const BackendGroup group(threads, {});
     for (const WeightGradientMode gradients :
          {WeightGradientMode::store_bf16, WeightGradientMode::accumulate_fp32}) {
       RunOptions options;
@@ -91,7 +91,7 @@ TEST(CudaOverlap, EveryWayToRunOneRankHasTheBitsOfOneKernelAfterTheOther) {
 /// Rows enough for split_sms() on both ranks, and on the first alone.
 TEST(CudaOverlap, AGradientAddedBesideDxHasTheBitsOfOneAfterTheOther) {
   run_ranks(2, [](Communicator& threads) {
-    const BackendGroup group(threads, Backend::cuda);
+    const BackendGroup group(threads, {});
     for (const std::int64_t tokens_of_second : {700, 300, 0}) {
       ProblemSpec spec = spec_with_tokens({1100, tokens_of_second});
       spec.hidden_dim = 320;

@@ -1,4 +1,4 @@
-"""Two ranks on hosts of their own, against one rank on the same tokens."""
+"""Two ranks on hosts of their own, against one rank on the same tokens, on each backend."""
 
 import os
 
@@ -11,7 +11,7 @@ from reference import assert_equal, make_problem, results
 
 def on_hosts_of_their_own(rank):
     """Hosts that see each other by the loopback network alone."""
-    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "NCCL_HOSTID": f"host {rank}", "NCCL_SOCKET_IFNAME": "lo"}
     megamoe.init(host=f"host {rank}")
     found = {
         name: results(megamoe.moe, part_of(make_problem(T=split[1]), split, rank)) for name, split in SPLITS.items()
@@ -29,9 +29,8 @@ def on_hosts_of_their_own(rank):
 
 
 @pytest.fixture(scope="module")
-def two_hosts(tmp_path_factory):
-    """On the CPU: CUDA refuses them."""
-    return run_ranks(on_hosts_of_their_own, NUM_RANKS, tmp_path_factory.mktemp("hosts"))
+def two_hosts(tmp_path_factory, device_of_ranks):
+    return run_ranks(on_hosts_of_their_own, NUM_RANKS, tmp_path_factory.mktemp("hosts"), device=device_of_ranks)
 
 
 @pytest.mark.parametrize("name", [*SPLITS, "recompute", "no overlap", "second group", "after an error"])

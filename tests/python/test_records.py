@@ -104,3 +104,46 @@ def test_without_torch_only_ours_is_recorded(record, tmp_path, files, monkeypatc
     records, text = written(record, tmp_path, files[:1], monkeypatch)
     assert [one["layer"] for one in records] == ["megamoe", "megamoe"]
     assert records[0]["products"]["down"]["torch_tflops"] is None and "slower than torch" not in text
+
+
+def test_the_record_of_layers_over_hosts(tmp_path):
+    run = {
+        "commit": "0123456789ab",
+        "hardware": "2 x NVIDIA H200",
+        "network": "NCCL_NET=Socket",
+        "versions": {"cuda": "13.0", "nccl": "2.28.9"},
+        "command": "hosts_bench",
+        "run": "one",
+    }
+    message = {"benchmark": "message between hosts", "network_ctas": 8, "ms": 0.5, "gbytes_per_s_each_way": 2.0}
+    times = {"ms": 22.0, "off_ms": 31.0, "compute_ms": 9.0, "transfer_ms": 21.0, "first_group_ms": 2.5}
+    times |= {"last_group_ms": 2.0}
+    passes = {name: times for name in ("forward", "backward", "step")}
+    shape = {"tokens_per_rank": 4096, "hidden_dim": 1024, "intermediate_dim": 32768, "num_experts": 16, "top_k": 8}
+    layer = {"benchmark": "layer over hosts", "mode": "recompute", "network_ctas": 8} | shape | passes
+    ways = [{"overlap": "off", "groups": 1}, {"overlap": "on", "groups": 4}]
+    bench = {
+        "shape": "qwen3-30b",
+        "tokens_per_rank": 8192,
+        "mode": "saved",
+        "path": "groups",
+        "forward_ms": 90.0,
+        "forward_ms_range": [89.0, 95.0],
+        "backward_ms": 100.0,
+        "backward_ms_range": [99.0, 101.0],
+    }
+    sizes = [{"bytes": size} for size in (4 << 10, 1 << 20)]
+    records = [message | size | run for size in sizes] + [layer | way | run for way in ways]
+    (tmp_path / "hosts.json").write_text(json.dumps(records))
+    (tmp_path / "bench.json").write_text(json.dumps([bench]))
+    (tmp_path / "notes.md").write_text("What it says.\n")
+    module = load_program("bench/hosts/record.py")
+    inputs = [str(tmp_path / "hosts.json"), str(tmp_path / "bench.json"), "--notes", str(tmp_path / "notes.md")]
+    module.main([*inputs, "--output", str(tmp_path), "--name", "two"])
+    assert json.loads((tmp_path / "hosts-two.json").read_text()) == [*records, bench]
+    text = (tmp_path / "hosts-two.md").read_text()
+    assert "| 8 | 0.50 ms, 2.00 GB/s | 0.50 ms, 2.00 GB/s |" in text
+    assert text.count("| forward | 22.0 |") == 1  # without overlap it is a column of the others
+    assert "| 8 | 4 | step | 22.0 | 31.0 | 9.0 | 21.0 | 2.5 | 2.0 | 27.6 |" in text
+    assert "| qwen3-30b | 8192 | saved | on | 90.0 [89.0, 95.0] | 100.0 [99.0, 101.0] |" in text
+    assert text.endswith("What it says.\n")

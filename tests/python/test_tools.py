@@ -481,6 +481,24 @@ def test_draw_trace_draws_stages_and_roles(tmp_path):
     assert result.returncode == 1 and "no SM of rank 1" in result.stderr
 
 
+STREAMS = [(0, "caller's stream"), (1, "network")]
+
+
+def test_draw_trace_draws_both_streams_of_hosts_bench(tmp_path):
+    names = [{"ph": "M", "name": "thread_name", "pid": 0, "tid": tid, "args": {"name": name}} for tid, name in STREAMS]
+    spans = [
+        {"ph": "X", "name": name, "pid": 0, "tid": tid, "ts": begin, "dur": 400}
+        for tid, name, begin in [(0, "gate_up", 0), (0, "await_results", 400), (1, "rows", 0), (1, "results", 400)]
+    ]
+    trace, picture = tmp_path / "trace.json", tmp_path / "picture.svg"
+    trace.write_text(json.dumps({"traceEvents": names + spans}))
+    subprocess.run([sys.executable, ROOT / "scripts/draw_trace", trace, picture], check=True)
+    text = picture.read_text()
+    assert ">products<" in text and ">transfers<" in text and "0.80 ms" in text
+    assert text.count(">gate_up<") == text.count(">results<") == 2  # in its box, and in the legend
+    assert text.count("#eeeeee") == 2  # waits
+
+
 def test_gpu_check_names_failures_and_leaves_nothing_running(tmp_path):
     programs = load_program("scripts/gpu_check").TEST_PROGRAMS
     child = tmp_path / "child"

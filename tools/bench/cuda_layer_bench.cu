@@ -25,6 +25,7 @@ using cuda::OwnedStream;
 
 constexpr int kNumWarmups = 4;
 constexpr int kNumStagePasses = 5;
+constexpr double kDeadlineS = 60.0;
 
 using SamplesOfStages = std::map<std::string, SamplesMs>;
 
@@ -140,7 +141,7 @@ CudaLayerTimes look_into_passes(const LayerConfig& config, Communicator& group,
     layer.check({on.stream});
     shares["backward tail"].push_back(
         tail_share(take_measures(memory, on.stream), backward_stages));
-    if (config.overlap == Overlap::off) continue;
+    if (config.overlap == Overlap::off || group.topology().num_hosts() > 1) continue;
     shares["peers"].push_back(peers_awaited_share(backward_stages));
     shares["summed"].push_back(summed_beside_share(config, group.size(), memory));
   }
@@ -157,21 +158,61 @@ CudaLayerTimes look_into_passes(const LayerConfig& config, Communicator& group,
   return times;
 }
 
+/// Of each pass, the slowest rank's.
+SamplesMs slowest_of(Communicator& group, const SamplesMs& mine_S, double deadline_s) {
+  SamplesMs all_RS(group.size() * mine_S.size());
+  group.all_gather(mine_S.data(), all_RS.data(), mine_S.size() * sizeof(mine_S[0]),
+                   "the times of all ranks", deadline_s);
+  SamplesMs slowest_S = mine_S;
+  for (std::size_t i = 0; i < all_RS.size(); ++i) {
+    double& slowest = slowest_S[i % mine_S.size()];
+    slowest = std::max(slowest, all_RS[i]);
+  }
+  return slowest_S;
+}
+
+/// 0 where cuBLAS is missing.
+double dense_tflops_of(int device) {
+  constexpr std::int64_t kSize = 8192;
+  constexpr int kNumRepeats = 27;  // about a burst
+  constexpr int kNumIgnored = 2;
+  const CurrentDevice current(device);
+  DeviceTensor a(device, kSize * kSize, 2), b(device, kSize * kSize, 2),
+      c(device, kSize * kSize, 2);
+  a.fill(1.0F, 1);
+  b.fill(1.0F, 2);
+  check(cudaDeviceSynchronize(), "random matrices");
+  const OwnedStream stream;
+  const DenseProduct product(stream.get());
+  if (!product.is_available()) return 0.0;
+  Event start, end;
+  SamplesMs samples;
+  std::this_thread::sleep_for(kBurstPause);
+  for (int repeat = 0; repeat < kNumRepeats; ++repeat) {
+    start.record(stream.get());
+    product.multiply(kSize, a.view<bf16>({kSize, kSize}).data, b.view<bf16>({kSize, kSize}).data,
+                     c.view<bf16>({kSize, kSize}).data);
+    end.record(stream.get());
+    check(cudaStreamSynchronize(stream.get()), "a dense product");
+    if (repeat >= kNumIgnored) samples.push_back(end.ms_since(start));
+  }
+  return 2.0 * kSize * kSize * kSize / summarize(samples).median_ms * 1e-9;
+}
+
 }  // namespace
 
 CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
                                   const std::vector<std::vector<std::int32_t>>& ids_RTK,
-                                  int num_repeats) {
+                                  int num_repeats, Communicator* launched) {
   const int num_ranks = static_cast<int>(ids_RTK.size());
   const int busiest = count_busiest(config.shape, ids_RTK).rank;
-  CudaLayerTimes times;
-  std::vector<SamplesMs> forward_RS(num_ranks, SamplesMs(num_repeats));
-  std::vector<SamplesMs> backward_RS(num_ranks, SamplesMs(num_repeats));
-  run_ranks(num_ranks, [&](Communicator& threads) {
-    const int rank = threads.rank();
-    const int device = verify::cuda_device_of(rank, num_ranks);
+  CudaLayerTimes times;  // whose shares are those of the one rank here that speaks
+  const auto run_rank = [&](Communicator& ranks, int device, bool speaks) {
+    const int rank = ranks.rank();
     const CurrentDevice current(device);
-    const auto group = make_cuda_communicator(threads, device);
+    const auto group = make_cuda_communicator(ranks, device);
+    SamplesMs forward_S(num_repeats);
+    SamplesMs backward_S(num_repeats);
     RankTensors tensors(config, num_ranks, rank, device, ids_RTK[rank]);
     Workspace workspace(config, *group);
     MoeLayer layer(config, *group, workspace);
@@ -192,55 +233,38 @@ CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
         *group, config.entry_deadline_s, {kNumWarmups, num_repeats}, pass,
         [&] { return end.ms_since(start); },
         [&](int repeat) {
-          forward_RS[rank][repeat] = middle.ms_since(start);
-          backward_RS[rank][repeat] = end.ms_since(middle);
+          forward_S[repeat] = middle.ms_since(start);
+          backward_S[repeat] = end.ms_since(middle);
         });
-    const CudaLayerTimes looks =
+    CudaLayerTimes looks =
         look_into_passes(config, *group, workspace, layer, tensors, {device, stream.get()});
-    if (rank == busiest) times = looks;
+    looks.forward_ms = slowest_of(*group, forward_S, config.entry_deadline_s);
+    looks.backward_ms = slowest_of(*group, backward_S, config.entry_deadline_s);
+    if (speaks) times = looks;
     group->barrier("the end of a benchmark", config.entry_deadline_s);
-  });
-  for (int repeat = 0; repeat < num_repeats; ++repeat) {
-    double forward = 0.0;
-    double backward = 0.0;
-    for (int rank = 0; rank < num_ranks; ++rank) {
-      forward = std::max(forward, forward_RS[rank][repeat]);
-      backward = std::max(backward, backward_RS[rank][repeat]);
-    }
-    times.forward_ms.push_back(forward);
-    times.backward_ms.push_back(backward);
+  };
+  if (launched != nullptr) {
+    run_rank(*launched, verify::cuda_device_of(launched->topology(), launched->rank()), true);
+  } else {
+    run_ranks(num_ranks, [&](Communicator& threads) {
+      run_rank(threads, verify::cuda_device_of(threads.rank(), num_ranks),
+               threads.rank() == busiest);
+    });
   }
   return times;
 }
 
-double dense_tflops(int num_ranks) {
-  constexpr std::int64_t kSize = 8192;
-  constexpr int kNumRepeats = 27;  // about a burst
-  constexpr int kNumIgnored = 2;
-  double slowest = 0.0;
-  for (int device = 0; device < std::min(num_ranks, num_cuda_devices()); ++device) {
-    const CurrentDevice current(device);
-    DeviceTensor a(device, kSize * kSize, 2), b(device, kSize * kSize, 2),
-        c(device, kSize * kSize, 2);
-    a.fill(1.0F, 1);
-    b.fill(1.0F, 2);
-    check(cudaDeviceSynchronize(), "random matrices");
-    const OwnedStream stream;
-    const DenseProduct product(stream.get());
-    if (!product.is_available()) return 0.0;
-    Event start, end;
-    SamplesMs samples;
-    std::this_thread::sleep_for(kBurstPause);
-    for (int repeat = 0; repeat < kNumRepeats; ++repeat) {
-      start.record(stream.get());
-      product.multiply(kSize, a.view<bf16>({kSize, kSize}).data, b.view<bf16>({kSize, kSize}).data,
-                       c.view<bf16>({kSize, kSize}).data);
-      end.record(stream.get());
-      check(cudaStreamSynchronize(stream.get()), "a dense product");
-      if (repeat >= kNumIgnored) samples.push_back(end.ms_since(start));
-    }
-    const double tflops = 2.0 * kSize * kSize * kSize / summarize(samples).median_ms * 1e-9;
-    slowest = slowest == 0.0 ? tflops : std::min(slowest, tflops);
+double dense_tflops(int num_ranks, Communicator* launched) {
+  if (launched != nullptr) {
+    const double mine =
+        dense_tflops_of(verify::cuda_device_of(launched->topology(), launched->rank()));
+    std::vector<double> all(launched->size());
+    launched->all_gather(&mine, all.data(), sizeof mine, "a dense product", kDeadlineS);
+    return *std::min_element(all.begin(), all.end());
+  }
+  double slowest = dense_tflops_of(0);
+  for (int device = 1; device < std::min(num_ranks, num_cuda_devices()); ++device) {
+    slowest = std::min(slowest, dense_tflops_of(device));
   }
   return slowest;
 }

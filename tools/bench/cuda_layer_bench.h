@@ -1,4 +1,4 @@
-// Times forward and backward of one layer on CUDA devices, a thread a rank.
+// Times forward and backward of one layer on CUDA devices, a thread or a process a rank.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bench/samples.h"
+#include "megamoe/communicator.h"
 #include "megamoe/config.h"
 
 namespace megamoe::bench {
@@ -38,15 +39,16 @@ struct CudaLayerTimes {
 /// Runs `num_repeats` passes in bursts of about 40 ms, each after a pause and a pass that is not
 /// counted: the chip's clock falls under sustained load. Every rank has
 /// config.shape.max_tokens tokens; `ids_RTK` holds each rank's ids. Inputs are random at unit
-/// scale, weights at 1/sqrt(fan in). Throws Error.
+/// scale, weights at 1/sqrt(fan in). Ranks are threads of this process, or, where `launched` is not
+/// null, its processes, which all get the times. Throws Error.
 CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
                                   const std::vector<std::vector<std::int32_t>>& ids_RTK,
-                                  int num_repeats);
+                                  int num_repeats, Communicator* launched = nullptr);
 
 /// What dense products reach on this machine, measured now: bf16, 8192^3, cuBLAS, random data.
 /// TFLOP/s of the slowest of the ranks' devices; 0 where cuBLAS (libcublas.so.13 or .12) cannot be
 /// loaded.
-double dense_tflops(int num_ranks);
+double dense_tflops(int num_ranks, Communicator* launched = nullptr);
 
 std::string cuda_device_name();
 

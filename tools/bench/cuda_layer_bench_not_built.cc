@@ -14,10 +14,10 @@ namespace {
 
 CudaLayerTimes time_layer_on_cuda(const LayerConfig& /*config*/,
                                   const std::vector<std::vector<std::int32_t>>& /*ids_RTK*/,
-                                  int /*num_repeats*/) {
+                                  int /*num_repeats*/, Communicator* /*launched*/) {
   refuse();
 }
-double dense_tflops(int /*num_ranks*/) { refuse(); }
+double dense_tflops(int /*num_ranks*/, Communicator* /*launched*/) { refuse(); }
 std::string cuda_device_name() { refuse(); }
 
 }  // namespace megamoe::bench

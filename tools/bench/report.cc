@@ -1,10 +1,7 @@
 #include "bench/report.h"
 
 #include <cstdio>
-#include <ctime>
-#include <random>
 
-#include "common/build_info.h"
 #include "common/machine.h"
 #include "cpu/fma_peak.h"
 
@@ -137,28 +134,6 @@ double rank_peak_tflops(const LayerResult& result, const Ceiling& ceiling) {
 
 }  // namespace
 
-void append_run(nlohmann::ordered_json& record, const RunInfo& run, const std::string& hardware) {
-  const tools::BuildInfo build = tools::build_info();
-  record["commit"] = build.commit;
-  record["date"] = run.date;
-  record["hardware"] = hardware;
-  record["versions"] = {
-      {"megamoe", build.version}, {"compiler", build.compiler}, {"build", build.build_type}};
-  record["command"] = run.command;
-  record["run"] = run.run;
-}
-
-RunInfo run_info(std::string command) {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  gmtime_r(&now, &utc);
-  char date[32];
-  std::strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", &utc);
-  char id[16];
-  std::snprintf(id, sizeof(id), "%08x", std::random_device{}());
-  return {std::move(command), date, std::string(date) + "-" + id};
-}
-
 void print_ceiling(const Ceiling& ceiling) {
   std::printf("%s, %s; fp32 fma peak %.1f GFLOP/s a core, %.1f on the %d threads of all ranks\n",
               tools::processor_name().c_str(), cpu::simd_target_name(), ceiling.core_peak_gflops,
@@ -224,7 +199,18 @@ void print_cuda_pass(const CudaLayerResult& result, const char* name, const Samp
   std::printf("\n");
 }
 
-void print_tail(double share) {
+/// What is measured within the kernels of one host.
+bool has_shares(const CudaLayerResult& result) { return result.num_hosts == 1; }
+
+/// How rows travel: one after the other with the products, from within their kernels, or between
+/// hosts beside groups of experts.
+const char* path_of(const CudaLayerResult& result) {
+  if (result.config.overlap == Overlap::off) return "sequential";
+  return result.num_hosts == 1 ? "fused" : "groups";
+}
+
+void print_tail(const CudaLayerResult& result, double share) {
+  if (!has_shares(result)) return;
   std::printf("            tails: %.1f%% of the products' time\n", 100.0 * share);
 }
 
@@ -233,31 +219,33 @@ void print_tail(double share) {
 void print_cuda_result(const CudaLayerResult& result, double dense_tflops) {
   const MoeShape& shape = result.config.shape;
   std::printf(
-      "\n%s: hidden %lld, intermediate %lld, experts %d, top-k %d; %d GPUs of %lld tokens, %s, "
-      "overlap %s\n",
+      "\n%s: hidden %lld, intermediate %lld, experts %d, top-k %d; %d GPUs of %lld tokens on %d "
+      "host%s, %s, overlap %s\n",
       result.shape_name.c_str(), static_cast<long long>(shape.hidden_dim),
       static_cast<long long>(shape.intermediate_dim), shape.num_experts, shape.top_k,
-      result.num_ranks, static_cast<long long>(shape.max_tokens),
-      to_text(result.config.memory_mode), result.config.overlap == Overlap::on ? "on" : "off");
+      result.num_ranks, static_cast<long long>(shape.max_tokens), result.num_hosts,
+      result.num_hosts == 1 ? "" : "s", to_text(result.config.memory_mode),
+      result.config.overlap == Overlap::on ? "on" : "off");
   print_cuda_pass(result, "forward", result.times.forward_ms, forward_flops(result.num_rows, shape),
                   dense_tflops, result.times.forward_stages_ms);
-  if (result.config.overlap == Overlap::on) {
+  const bool has_overlap_shares = result.config.overlap == Overlap::on && has_shares(result);
+  if (has_overlap_shares) {
     std::printf(
         "            rows awaited: %.1f%% of the products' time, and %.1f%% at their start\n",
         100.0 * result.times.exposed_share, 100.0 * result.times.start_share);
   }
-  print_tail(result.times.forward_tail_share);
+  print_tail(result, result.times.forward_tail_share);
   print_cuda_pass(result, "backward", result.times.backward_ms,
                   backward_flops(result.num_rows, shape), dense_tflops,
                   result.times.backward_stages_ms);
-  if (result.config.overlap == Overlap::on) {
+  if (has_overlap_shares) {
     std::printf(
         "            peers awaited: %.1f%% of the time from dx on; dx of %.1f%% of the tokens "
         "summed "
         "beside the weight gradients\n",
         100.0 * result.times.peers_awaited_share, 100.0 * result.times.summed_beside_share);
   }
-  print_tail(result.times.backward_tail_share);
+  print_tail(result, result.times.backward_tail_share);
   print_busiest(result, dense_tflops);
 }
 
@@ -266,19 +254,22 @@ nlohmann::ordered_json to_cuda_record(const CudaLayerResult& result, double dens
   nlohmann::ordered_json record = {
       {"layer", "megamoe"},
       {"backend", "cuda"},
-      {"path", result.config.overlap == Overlap::on ? "fused" : "sequential"},
+      {"path", path_of(result)},
       {"mode", to_text(result.config.memory_mode)},
       {"weight_gradients", to_text(result.config.weight_gradient_mode)}};
   append_layer(record, result.shape_name, result.config.shape, result.num_ranks);
+  if (result.num_hosts > 1) record["hosts"] = result.num_hosts;
   record["dense_tflops"] = dense_tflops;
   append_times(record, result, result.times.forward_ms, result.times.backward_ms);
   append_routing(record, result, dense_tflops);
-  record["exposed_share"] = result.times.exposed_share;
-  record["start_share"] = result.times.start_share;
-  record["forward_tail_share"] = result.times.forward_tail_share;
-  record["backward_tail_share"] = result.times.backward_tail_share;
-  record["peers_awaited_share"] = result.times.peers_awaited_share;
-  record["summed_beside_share"] = result.times.summed_beside_share;
+  if (has_shares(result)) {
+    record["exposed_share"] = result.times.exposed_share;
+    record["start_share"] = result.times.start_share;
+    record["forward_tail_share"] = result.times.forward_tail_share;
+    record["backward_tail_share"] = result.times.backward_tail_share;
+    record["peers_awaited_share"] = result.times.peers_awaited_share;
+    record["summed_beside_share"] = result.times.summed_beside_share;
+  }
   record["forward_stages_ms"] = result.times.forward_stages_ms;
   record["backward_stages_ms"] = result.times.backward_stages_ms;
   append_run(record, run, std::to_string(result.num_ranks) + " x " + cuda_device_name());

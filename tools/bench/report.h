@@ -9,6 +9,7 @@
 #include "bench/cuda_layer_bench.h"
 #include "bench/layer_bench.h"
 #include "bench/routing.h"
+#include "bench/run_info.h"
 #include "bench/shapes.h"
 
 namespace megamoe::bench {
@@ -41,20 +42,12 @@ struct CudaLayerResult {
   std::string shape_name;
   LayerConfig config;
   int num_ranks;
+  int num_hosts;
   std::int64_t num_rows;  ///< over all ranks
   Routing routing;
   BusiestRows busiest;
   CudaLayerTimes times;
 };
-
-/// What all records of a run share.
-struct RunInfo {
-  std::string command;
-  std::string date;  ///< ISO 8601, UTC
-  std::string run;   ///< one id for all records of the run
-};
-
-RunInfo run_info(std::string command);
 
 /// As records spell them.
 const char* to_text(MemoryMode mode);
@@ -62,7 +55,6 @@ const char* to_text(WeightGradientMode mode);
 /// Members that all records have.
 void append_layer(nlohmann::ordered_json& record, const std::string& shape_name,
                   const MoeShape& shape, int num_ranks);
-void append_run(nlohmann::ordered_json& record, const RunInfo& run, const std::string& hardware);
 
 void print_ceiling(const Ceiling& ceiling);
 void print_result(const LayerResult& result, const Ceiling& ceiling);

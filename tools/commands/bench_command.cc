@@ -15,6 +15,7 @@
 #include "commands/layer_choices.h"
 #include "common/devices.h"
 #include "common/json_file.h"
+#include "common/launch.h"
 #include "common/machine.h"
 #include "cpu/fma_peak.h"
 
@@ -34,6 +35,7 @@ struct BenchOptions {
   std::int64_t num_layers = 4;
   std::uint64_t seed = 1;
   std::string json_path;
+  LaunchOptions launch;
 };
 
 constexpr const char* kFooter =
@@ -46,7 +48,9 @@ constexpr const char* kFooter =
     "With --step, forward through --layers layers and backward through them, each with weights "
     "and\n"
     "gradients of its own, with and without overlap on cuda, beside one of the layers alone:\n"
-    "  megamoe bench --step --layers 4 --shape qwen3-30b --tokens 8192 --backend cuda";
+    "  megamoe bench --step --layers 4 --shape qwen3-30b --tokens 8192 --backend cuda\n"
+    "With --launched each process is a rank, on any hosts, with a GPU each; rank 0 speaks:\n"
+    "  torchrun --no-python ... megamoe bench --launched --backend cuda --tokens 8192";
 
 /// Throws what CLI11 reports as wrong usage of `option`.
 [[noreturn]] void refuse(const std::string& option, const std::string& message) {
@@ -129,12 +133,19 @@ nlohmann::ordered_json run_on_cpu(const BenchOptions& options, const Layers& lay
   return records;
 }
 
+/// `launched` is null where ranks are threads.
 nlohmann::ordered_json run_on_cuda(const BenchOptions& options, const Layers& layers,
-                                   const bench::RunInfo& run) {
+                                   const bench::RunInfo& run, Communicator* launched) {
+  const bool speaks = launched == nullptr || launched->rank() == 0;
   nlohmann::ordered_json records = nlohmann::ordered_json::array();
-  const double dense_tflops = bench::dense_tflops(options.num_ranks);
-  std::printf("%d x %s, dense bf16 8192^3: ", options.num_ranks, bench::cuda_device_name().c_str());
-  std::printf(dense_tflops > 0 ? "%.1f TFLOP/s = P\n" : "not measured (no cuBLAS)\n", dense_tflops);
+  const double dense_tflops = bench::dense_tflops(options.num_ranks, launched);
+  if (speaks) {
+    if (launched != nullptr) std::printf("%s\n", launched->topology().describe().c_str());
+    std::printf("%d x %s, dense bf16 8192^3: ", options.num_ranks,
+                bench::cuda_device_name().c_str());
+    std::printf(dense_tflops > 0 ? "%.1f TFLOP/s = P\n" : "not measured (no cuBLAS)\n",
+                dense_tflops);
+  }
   for (const auto& [name, layer] : layers) {
     LayerConfig config = layer;
     config.backend = Backend::cuda;
@@ -144,11 +155,13 @@ nlohmann::ordered_json run_on_cuda(const BenchOptions& options, const Layers& la
         name,
         config,
         options.num_ranks,
+        launched == nullptr ? 1 : launched->topology().num_hosts(),
         num_rows_of(options, config),
         bench::parse_routing(options.routing),
         busiest,
         bench::time_layer_on_cuda(with_capacity(config, options.num_ranks, busiest), ids_RTK,
-                                  options.num_repeats)};
+                                  options.num_repeats, launched)};
+    if (!speaks) continue;
     bench::print_cuda_result(result, dense_tflops);
     std::fflush(stdout);
     records.push_back(bench::to_cuda_record(result, dense_tflops, run));
@@ -198,7 +211,14 @@ nlohmann::ordered_json run_steps(const BenchOptions& options, const Layers& laye
   return records;
 }
 
-void run_bench(const BenchOptions& options, const std::string& command_line) {
+void run_bench(BenchOptions options, const std::string& command_line) {
+  std::unique_ptr<Communicator> launched;
+  if (options.launch.is_launched) {
+    if (options.backend != "cuda") refuse("--launched", "times layers on GPUs: --backend cuda");
+    launched = join_launched_group(options.launch);
+    options.num_ranks = launched->size();
+  }
+  const bool speaks = launched == nullptr || launched->rank() == 0;
   // Every option is checked before the first measurement.
   Layers layers;
   for (const std::string& text : options.shapes) {
@@ -211,12 +231,12 @@ void run_bench(const BenchOptions& options, const std::string& command_line) {
   }
   require_devices_of(options.backend);
   std::optional<JsonFile> json_file;
-  if (!options.json_path.empty()) json_file.emplace(options.json_path);
+  if (!options.json_path.empty() && speaks) json_file.emplace(options.json_path);
 
   const bench::RunInfo run = bench::run_info(command_line);
   const nlohmann::ordered_json records = options.times_steps ? run_steps(options, layers, run)
                                          : options.backend == "cuda"
-                                             ? run_on_cuda(options, layers, run)
+                                             ? run_on_cuda(options, layers, run, launched.get())
                                              : run_on_cpu(options, layers, run);
   if (json_file) json_file->write(records);
 }
@@ -243,9 +263,10 @@ void add_bench_command(CLI::App& app, const std::string& command_line) {
   command->add_option("--tokens", options->num_tokens, "Tokens of each rank")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
-  command->add_option("--ranks", options->num_ranks, "Ranks, which are threads of this process")
-      ->check(CLI::Range(1, 64))
-      ->capture_default_str();
+  CLI::Option* ranks =
+      command->add_option("--ranks", options->num_ranks, "Ranks, which are threads of this process")
+          ->check(CLI::Range(1, 64))
+          ->capture_default_str();
   command
       ->add_option("--threads", options->num_threads,
                    "Threads of each rank; 0 divides the machine's cores among the ranks")
@@ -258,8 +279,9 @@ void add_bench_command(CLI::App& app, const std::string& command_line) {
           "names the last expert")
       ->check(CLI::IsMember({"uniform", "zipf", "one-expert"}))
       ->capture_default_str();
-  command->add_flag("--step", options->times_steps,
-                    "Time a training step through a stack of layers in place of one layer");
+  CLI::Option* steps =
+      command->add_flag("--step", options->times_steps,
+                        "Time a training step through a stack of layers in place of one layer");
   command->add_option("--layers", options->num_layers, "Layers of the stack (--step)")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
@@ -270,6 +292,8 @@ void add_bench_command(CLI::App& app, const std::string& command_line) {
       ->check(seed_number())
       ->capture_default_str();
   command->add_option("--json", options->json_path, "Also write the records to this file, as JSON");
+  add_launch_options(*command, options->launch);
+  command->get_option("--launched")->excludes(ranks)->excludes(steps);
   command->callback([options, command_line] { run_bench(*options, command_line); });
 }
 

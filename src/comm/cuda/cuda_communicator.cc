@@ -1,20 +1,19 @@
-// Ranks on CUDA devices: a host group for meeting and agreeing, and memory that peers load and
-// store.
-#include <unistd.h>
-
+// Ranks on CUDA devices: a host group for meeting and agreeing, memory that the peers of a host
+// load and store, and what joins hosts.
 #include <algorithm>
-#include <array>
-#include <cstring>
+#include <cstdint>
 #include <exception>
-#include <map>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "comm/cuda/lsa_pointers.h"
 #include "comm/cuda/nccl_library.h"
+#include "comm/cuda/nccl_link.h"
+#include "comm/cuda/places.h"
+#include "comm/cuda/stand_in_link.h"
 #include "comm/hardware_queues.h"
-#include "cuda/device_check.h"
 #include "cuda/runtime.h"
 #include "cuda/stream_order.h"
 #include "layer/agreement.h"
@@ -23,8 +22,11 @@
 namespace megamoe {
 namespace {
 
+using cuda::Arrangement;
 using cuda::CurrentDevice;
 using cuda::DeviceMemory;
+using cuda::HostsAre;
+using cuda::Place;
 
 constexpr double kConstructionDeadlineS = 600.0;
 
@@ -71,6 +73,19 @@ bool is_on_device(ncclWindow_t window) {
   return window != nullptr && known && attributes.type == cudaMemoryTypeDevice;
 }
 
+/// The ranks that share memory with this one, and the addresses of all: null on other hosts.
+struct RanksOfHost {
+  explicit RanksOfHost(const Communicator& group)
+      : topology(group.topology()),
+        first(topology.rank_of(topology.host_of(group.rank()), 0)),
+        count(topology.ranks_per_host()) {}
+  [[nodiscard]] bool has(int rank) const { return rank >= first && rank < first + count; }
+
+  Topology topology;
+  int first;
+  int count;
+};
+
 /// Memory of NCCL's allocator in a symmetric window. Peers' parts are windows' addresses; the own
 /// part has one address, that of the allocation.
 class WindowHeap final : public SymmetricHeap {
@@ -93,7 +108,10 @@ class WindowHeap final : public SymmetricHeap {
                                 "): windows need cuMem (is NCCL_CUMEM_ENABLE=0 set?) and devices "
                                 "that reach each other by load and store");
               }
-              peers_ = nccl::lsa_pointers(window_, group.size());
+              const RanksOfHost host(group);
+              const auto pointers = nccl::lsa_pointers(window_, host.count);
+              peers_.assign(group.size(), nullptr);
+              std::copy(pointers.begin(), pointers.end(), peers_.begin() + host.first);
               peers_[group.rank()] = memory_;
             }),
             kWhat, deadline_s);
@@ -159,11 +177,17 @@ class SharedDeviceHeap final : public SymmetricHeap {
     std::vector<const std::shared_ptr<DeviceMemory>*> addresses(group.size());
     group.all_gather(static_cast<const void*>(&address), static_cast<void*>(addresses.data()),
                      sizeof(address), kWhat, deadline_s);
-    for (const auto* memory : addresses) memory_R_.push_back(*memory);
+    const RanksOfHost host(group);
+    memory_R_.resize(group.size());
+    for (int rank = host.first; rank < host.first + host.count; ++rank) {
+      memory_R_[rank] = *addresses[rank];
+    }
     group.barrier(kWhat, deadline_s);  // `mine` has been copied by everybody
   }
 
-  [[nodiscard]] std::byte* peer(int rank) const override { return memory_R_[rank]->data(); }
+  [[nodiscard]] std::byte* peer(int rank) const override {
+    return memory_R_[rank] == nullptr ? nullptr : memory_R_[rank]->data();
+  }
   [[nodiscard]] std::size_t bytes() const override { return bytes_; }
 
  private:
@@ -171,111 +195,94 @@ class SharedDeviceHeap final : public SymmetricHeap {
   std::vector<std::shared_ptr<DeviceMemory>> memory_R_;
 };
 
-/// One order for all ranks, which are threads of one process: that of rank 0.
-std::shared_ptr<EnqueueOrder> shared_order(Communicator& group, const char* what) {
+/// One order for the ranks of a host that share a device, as threads of one process: that of the
+/// host's first rank. Nobody waits in it for ranks of other hosts. Null where each has a device.
+std::shared_ptr<EnqueueOrder> order_of_host(Communicator& group, Arrangement arrangement,
+                                            const char* what) {
+  const RanksOfHost host(group);
   const auto own = std::make_shared<EnqueueOrder>(group.size());
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (!host.has(rank)) own->reach(rank, std::numeric_limits<std::uint64_t>::max());
+  }
   const std::shared_ptr<EnqueueOrder>* address = &own;
   std::vector<const std::shared_ptr<EnqueueOrder>*> addresses(group.size());
   group.all_gather(static_cast<const void*>(&address), static_cast<void*>(addresses.data()),
                    sizeof(address), what, kConstructionDeadlineS);
-  std::shared_ptr<EnqueueOrder> shared = *addresses[0];
-  group.barrier(what, kConstructionDeadlineS);  // rank 0's has been copied by everybody
+  std::shared_ptr<EnqueueOrder> shared;
+  if (arrangement == Arrangement::one_device) shared = *addresses[host.first];
+  group.barrier(what, kConstructionDeadlineS);  // the first one's has been copied by everybody
   return shared;
-}
-
-/// Where a rank runs.
-struct Place {
-  LocalOutcome outcome;
-  std::int64_t process = 0;
-  std::array<char, 16> device_uuid{};
-};
-
-/// `prepare` is what else may fail there.
-template <class Prepare>
-Place place_of(const Prepare& prepare, int device) {
-  Place place;
-  place.process = getpid();
-  place.outcome = outcome_of([&] {
-    const cudaDeviceProp properties = cuda::require_device(device);
-    std::memcpy(place.device_uuid.data(), properties.uuid.bytes, place.device_uuid.size());
-    prepare();
-  });
-  return place;
-}
-
-enum class Arrangement { one_device, device_each };
-
-/// The same on every rank.
-Arrangement arrangement_of(const std::vector<Place>& places) {
-  std::map<std::array<char, 16>, int> first_on_device;
-  int first = -1;
-  int second = -1;
-  bool one_process = true;
-  for (int rank = 0; rank < static_cast<int>(places.size()); ++rank) {
-    const auto [entry, is_new] = first_on_device.emplace(places[rank].device_uuid, rank);
-    if (!is_new && second < 0) {
-      first = entry->second;
-      second = rank;
-    }
-    one_process = one_process && places[rank].process == places[0].process;
-  }
-  if (first_on_device.size() == 1 && one_process) return Arrangement::one_device;
-  if (second < 0) return Arrangement::device_each;
-  throw Error(ErrorCode::unsupported,
-              "ranks " + std::to_string(first) + " and " + std::to_string(second) +
-                  " are on the same CUDA device; ranks have a device each, or all share one and "
-                  "are threads of one process");
 }
 
 class CudaCommunicator final : public cuda::OrderedCommunicator {
  public:
-  CudaCommunicator(Communicator& group, int device) : group_(group), device_(device) {
-    constexpr const char* kWhat = "the construction of a CUDA communicator";
-    if (group.network() != nullptr) {
-      throw Error(ErrorCode::unsupported, "backend cuda: ranks must be on one host; here are " +
-                                              group.topology().describe() +
-                                              " (the cpu backend takes that)");
-    }
-    const Place mine = place_of(
-        [&] {
-          const CurrentDevice current(device);
-          calls_ = std::make_shared<cuda::RankCalls>(device, group);
-        },
-        device);
+  CudaCommunicator(Communicator& group, int device, const CudaHostsOptions& options)
+      : group_(group), device_(device) {
+    CudaHostsOptions resolved_options;
+    Place mine = cuda::place_of(device, [&] {
+      resolved_options = cuda::resolved(options);
+      const CurrentDevice current(device);
+      calls_ = std::make_shared<cuda::RankCalls>(device, group);
+    });
+    mine.options = resolved_options;
+    num_groups_ = resolved_options.network_groups;
     std::vector<Place> places(group.size());
     group.all_gather(&mine, places.data(), sizeof(mine), kWhat, kConstructionDeadlineS);
     for (int rank = 0; rank < size(); ++rank)
       throw_if_failed(places[rank].outcome, rank, group.rank());
-    if (arrangement_of(places) == Arrangement::one_device) {
-      require_hardware_queues(size(), device);
-      if (size() > 1) calls_->shared = shared_order(group, kWhat);
-      return;
-    }
+    cuda::require_equal_options(places);
+    const Topology topology = group.topology();
+    const std::vector<Arrangement> arrangements = cuda::arrangements_of(places, topology);
+    require_hardware_queues(cuda::ranks_beside(places, group.rank()), device);
+    const bool any_window =
+        std::count(arrangements.begin(), arrangements.end(), Arrangement::device_each) > 0;
+    const bool has_hosts = topology.num_hosts() > 1;
+    const int host = topology.host_of(group.rank());
+    const bool any_order =
+        topology.ranks_per_host() > 1 &&
+        std::count(arrangements.begin(), arrangements.end(), Arrangement::one_device) > 0;
+    if (any_order) calls_->shared = order_of_host(group, arrangements[host], kWhat);
+    const HostsAre hosts = has_hosts ? cuda::hosts_are(places, topology) : HostsAre::threads;
+    const bool has_nccl_link = has_hosts && hosts == HostsAre::processes;
 
-    struct IdRecord {
-      LocalOutcome outcome;
-      ncclUniqueId id;
-    };
-    IdRecord record{};
-    record.outcome = outcome_of([&] {
-      const nccl::Library& library = nccl::library();
-      if (group.rank() == 0) nccl::check(library.get_unique_id(&record.id), "a new NCCL group");
-    });
-    std::vector<IdRecord> records(group.size());
-    group.all_gather(&record, records.data(), sizeof(record), kWhat, kConstructionDeadlineS);
-    for (int rank = 0; rank < size(); ++rank) {
-      throw_if_failed(records[rank].outcome, rank, group.rank());
-    }
+    std::vector<IdRecord> records;
+    if (any_window || has_nccl_link) records = exchange_ids(topology);
     const CurrentDevice current(device);
-    agree(group, outcome_of([&] {
-            nccl_group_ = std::make_shared<NcclGroup>(records[0].id, group.rank(), group.size());
-          }),
-          kWhat, kConstructionDeadlineS);
+    if (any_window) {
+      agree(group, outcome_of([&] {
+              if (arrangements[host] == Arrangement::one_device) return;
+              nccl_group_ = std::make_shared<NcclGroup>(records[topology.rank_of(host, 0)].of_host,
+                                                        topology.local_index_of(group.rank()),
+                                                        topology.ranks_per_host());
+            }),
+            kWhat, kConstructionDeadlineS);
+    }
+    if (has_nccl_link) {
+      // A first message allocates and loads code, which may wait for kernels of ranks beside this
+      // one, and those for their peers: ranks that share a device have it one after the other.
+      const int index = topology.local_index_of(group.rank());
+      const int num_turns = any_order ? topology.ranks_per_host() : 1;
+      for (int turn = 0; turn < num_turns; ++turn) {
+        agree(group, outcome_of([&] {
+                if (num_turns > 1 && turn != index) return;
+                link_ = std::make_unique<nccl::NcclLink>(
+                    records[topology.rank_of(0, index)].of_index, topology, group.rank(),
+                    resolved_options.network_ctas, calls_->has_left_R.get(),
+                    kConstructionDeadlineS);
+              }),
+              kWhat, kConstructionDeadlineS);
+      }
+      bytes_per_s_ = slowest_link();
+    } else if (has_hosts) {
+      join_threads(topology, places);
+    }
   }
 
   ~CudaCommunicator() override {
     calls_->watch.stop();
-    if (calls_->has_failed && nccl_group_ != nullptr) nccl_group_->fail();
+    if (!calls_->has_failed) return;
+    if (nccl_group_ != nullptr) nccl_group_->fail();
+    if (link_ != nullptr) link_->fail(Error(ErrorCode::peer_failed, "a call has failed for good"));
   }
 
   [[nodiscard]] int rank() const override { return group_.rank(); }
@@ -300,9 +307,14 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
     return std::make_unique<WindowHeap>(nccl_group_, group_, bytes, device_, deadline_s);
   }
   [[nodiscard]] std::vector<Departure> departures() const override { return group_.departures(); }
+  [[nodiscard]] Topology topology() const override { return group_.topology(); }
   [[nodiscard]] std::shared_ptr<cuda::RankCalls> calls() const override { return calls_; }
+  [[nodiscard]] cuda::HostConnection hosts() const override {
+    return {link_.get(), num_groups_, bytes_per_s_};
+  }
   void abort(const std::string& reason) noexcept override {
     if (nccl_group_ != nullptr) nccl_group_->fail();
+    if (link_ != nullptr) link_->fail(Error(ErrorCode::peer_failed, reason));
     group_.abort(reason);
   }
 
@@ -319,10 +331,67 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
     }
   }
 
+  static constexpr const char* kWhat = "the construction of a CUDA communicator";
+
+  struct IdRecord {
+    LocalOutcome outcome;
+    ncclUniqueId of_host;   ///< of a host's first rank: its ranks' group
+    ncclUniqueId of_index;  ///< of a rank of the first host: the ranks with its index
+  };
+
+  std::vector<IdRecord> exchange_ids(const Topology& topology) {
+    IdRecord record{};
+    record.outcome = outcome_of([&] {
+      const nccl::Library& library = nccl::library();
+      if (topology.local_index_of(group_.rank()) == 0) {
+        nccl::check(library.get_unique_id(&record.of_host), "a new NCCL group");
+      }
+      if (topology.num_hosts() > 1 && topology.host_of(group_.rank()) == 0) {
+        nccl::check(library.get_unique_id(&record.of_index), "a new NCCL group");
+      }
+    });
+    std::vector<IdRecord> records(group_.size());
+    group_.all_gather(&record, records.data(), sizeof(record), kWhat, kConstructionDeadlineS);
+    for (int rank = 0; rank < size(); ++rank) {
+      throw_if_failed(records[rank].outcome, rank, group_.rank());
+    }
+    return records;
+  }
+
+  double slowest_link() {
+    const double mine = link_->bytes_per_s();
+    std::vector<double> all(group_.size());
+    group_.all_gather(&mine, all.data(), sizeof mine, kWhat, kConstructionDeadlineS);
+    return *std::min_element(all.begin(), all.end());
+  }
+
+  /// The ranks of the first host make what those with their index share.
+  void join_threads(const Topology& topology, const std::vector<Place>& places) {
+    std::shared_ptr<cuda::StandInNetwork> mine;
+    if (topology.host_of(group_.rank()) == 0) {
+      mine = std::make_shared<cuda::StandInNetwork>(topology.num_hosts());
+    }
+    const std::shared_ptr<cuda::StandInNetwork>* address = &mine;
+    std::vector<const std::shared_ptr<cuda::StandInNetwork>*> addresses(group_.size());
+    group_.all_gather(static_cast<const void*>(&address), static_cast<void*>(addresses.data()),
+                      sizeof(address), kWhat, kConstructionDeadlineS);
+    agree(group_, outcome_of([&] {
+            const int first = topology.rank_of(0, topology.local_index_of(group_.rank()));
+            std::vector<int> devices_R;
+            for (const Place& place : places) devices_R.push_back(place.device);
+            link_ = std::make_unique<cuda::StandInLink>(*addresses[first], topology, group_.rank(),
+                                                        devices_R, calls_->has_left_R.get());
+          }),
+          kWhat, kConstructionDeadlineS);  // after it `mine` has been copied by everybody
+  }
+
   Communicator& group_;
   int device_;
+  int num_groups_ = 0;
+  double bytes_per_s_ = 0.0;
   std::shared_ptr<cuda::RankCalls> calls_;
-  std::shared_ptr<NcclGroup> nccl_group_;  ///< null where all ranks share a device
+  std::shared_ptr<NcclGroup> nccl_group_;  ///< null where all ranks of the host share a device
+  std::unique_ptr<cuda::HostLink> link_;   ///< null on one host
 };
 
 }  // namespace
@@ -336,8 +405,9 @@ int num_cuda_devices() {
   return count;
 }
 
-std::unique_ptr<Communicator> make_cuda_communicator(Communicator& group, int device) {
-  return std::make_unique<CudaCommunicator>(group, device);
+std::unique_ptr<Communicator> make_cuda_communicator(Communicator& group, int device,
+                                                     const CudaHostsOptions& hosts) {
+  return std::make_unique<CudaCommunicator>(group, device, hosts);
 }
 
 }  // namespace megamoe

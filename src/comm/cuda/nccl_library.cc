@@ -40,8 +40,15 @@ Library open() {
   load(handle, "ncclGetLastError", found.get_last_error);
   load(handle, "ncclGetUniqueId", found.get_unique_id);
   load(handle, "ncclCommInitRank", found.comm_init_rank);
+  load(handle, "ncclCommInitRankConfig", found.comm_init_rank_config);
+  load(handle, "ncclCommGetAsyncError", found.comm_get_async_error);
+  load(handle, "ncclCommFinalize", found.comm_finalize);
   load(handle, "ncclCommDestroy", found.comm_destroy);
   load(handle, "ncclCommAbort", found.comm_abort);
+  load(handle, "ncclGroupStart", found.group_start);
+  load(handle, "ncclGroupEnd", found.group_end);
+  load(handle, "ncclSend", found.send);
+  load(handle, "ncclRecv", found.recv);
   load(handle, "ncclMemAlloc", found.mem_alloc);
   load(handle, "ncclMemFree", found.mem_free);
   load(handle, "ncclCommWindowRegister", found.window_register);

@@ -1,5 +1,6 @@
 // How many slots and how many fetched tokens each block has for each expert.
 #include "device/cluster.cuh"
+#include "kernels/hosts/hosts.h"
 #include "kernels/launch.h"
 #include "kernels/plan/plan.h"
 #include "kernels/plan/slot.cuh"
@@ -95,6 +96,18 @@ void count_planned_slots(const RankView& view, std::byte* plan, std::int64_t num
           0,
           share_slots(num_tokens * view.routing().top_k),
           plan},
+         stream);
+}
+
+void count_relayed_slots(const RankView& source, const std::int32_t* ids_TK,
+                         std::int64_t num_tokens, cudaStream_t stream) {
+  const RoutingDims& routing = source.routing();
+  launch(source,
+         {{ids_TK, routing.top_k, routing.num_experts},
+          nullptr,
+          0,
+          share_slots(num_tokens * routing.top_k),
+          nullptr},
          stream);
 }
 

@@ -3,6 +3,7 @@
 // Every warp numbers its slots in order, starting from what lies before it: a stable counting sort,
 // so the result does not depend on timing.
 #include "device/cluster.cuh"
+#include "kernels/hosts/hosts.h"
 #include "kernels/launch.h"
 #include "kernels/plan/plan.h"
 #include "kernels/plan/slot.cuh"
@@ -132,18 +133,27 @@ __global__ __launch_bounds__(kPlanThreads) void list_kernel(const __grid_constan
   write_lists<kSlots>(view, params, shared);
 }
 
+void launch(const RankView& view, const std::int32_t* ids_TK, std::int64_t num_tokens,
+            cudaStream_t stream) {
+  const int top_k = view.routing().top_k;
+  const SlotShares shares = share_slots(num_tokens * top_k);
+  if (shares.num_blocks == 0) return;
+  const ListParams params{{ids_TK, top_k, view.routing().num_experts}, shares};
+  const auto kernel = top_k <= kFewSlots ? &list_kernel<kFewSlots> : &list_kernel<kMaxSlots>;
+  kernel<<<shares.num_blocks, kPlanThreads, 0, stream>>>(view, params);
+  check_launch("write_pull_lists");
+}
+
 }  // namespace
 
 void write_pull_lists(const RankView& view, std::byte* plan, std::int64_t num_tokens,
                       cudaStream_t stream) {
-  const int top_k = view.routing().top_k;
-  const SlotShares shares = share_slots(num_tokens * top_k);
-  if (shares.num_blocks == 0) return;
-  const ListParams params{{view.plan_layout.ids_TK.in(plan), top_k, view.routing().num_experts},
-                          shares};
-  const auto kernel = top_k <= kFewSlots ? &list_kernel<kFewSlots> : &list_kernel<kMaxSlots>;
-  kernel<<<shares.num_blocks, kPlanThreads, 0, stream>>>(view, params);
-  check_launch("write_pull_lists");
+  launch(view, view.plan_layout.ids_TK.in(plan), num_tokens, stream);
+}
+
+void write_relayed_lists(const RankView& source, const std::int32_t* ids_TK,
+                         std::int64_t num_tokens, cudaStream_t stream) {
+  launch(source, ids_TK, num_tokens, stream);
 }
 
 void load_list_kernels() {

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Makes the record of layers over two hosts out of what hosts_bench and `megamoe bench --launched` measured.
+
+    record.py hosts.json [bench.json ...] --output bench/results --name h200x2 [--notes notes.md]
+
+Writes hosts-NAME.json, all records, and hosts-NAME.md, the tables.
+"""
+
+import argparse
+import json
+import pathlib
+
+INTRODUCTION = """# Layers over two hosts: {hardware}
+
+Two processes of one machine with a GPU each stand in for hosts: they see each other by NCCL's sockets on the loopback
+interface alone ({network}). Uniform random routing. Medians, the slowest rank's.
+
+- *without*: the same pass with `Overlap::off`, where products and transfers take turns.
+- *products*: theirs and what moves rows inside the host, in that pass. *transfer*: the pass's bytes at the bandwidth of
+  messages of 32 MB in the same run.
+- *first*, *last*: routing and the first group's tokens, and the last group's results, which nothing hides.
+- *asked*: at most 1.10 times the longer of products and transfer, with first and last added.
+
+Source {commit}, CUDA {cuda}, NCCL {nccl}; for example
+`{command}`.
+"""
+
+
+def is_message(record):
+    return record["benchmark"] == "message between hosts"
+
+
+def is_layer(record):
+    return record["benchmark"] == "layer over hosts"
+
+
+def table(head, rows):
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines) + "\n"
+
+
+def message_table(records):
+    sizes = sorted({record["bytes"] for record in records})
+    rows = []
+    for run, ctas in sorted({(record["run"], record["network_ctas"]) for record in records}):
+        of = {one["bytes"]: one for one in records if (one["run"], one["network_ctas"]) == (run, ctas)}
+        cells = [f"{of[size]['ms']:.2f} ms, {of[size]['gbytes_per_s_each_way']:.2f} GB/s" for size in sizes]
+        rows.append([ctas, *cells])
+    return table(["CTAs", *(f"{size >> 10} KB each way" for size in sizes)], rows)
+
+
+TIMES = ("ms", "off_ms", "compute_ms", "transfer_ms", "first_group_ms", "last_group_ms")
+
+
+def layer_rows(record):
+    """Of a layer with overlap."""
+    for name in ("forward", "backward", "step"):
+        times = record[name]
+        longer = max(times["compute_ms"], times["transfer_ms"])
+        asked = 1.10 * longer + times["first_group_ms"] + times["last_group_ms"]
+        milliseconds = [f"{ms:.1f}" for ms in (*(times[of] for of in TIMES), asked)]
+        yield [record["network_ctas"], record["groups"], name, *milliseconds]
+
+
+def layer_tables(records):
+    head = ["CTAs", "groups", "pass", "ms", "without", "products", "transfer", "first", "last", "asked"]
+    members = ("tokens_per_rank", "hidden_dim", "intermediate_dim", "num_experts", "top_k", "mode")
+    for shape in dict.fromkeys(tuple(record[member] for member in members) for record in records):
+        rows = [row for record in records if tuple(record[m] for m in members) == shape for row in layer_rows(record)]
+        yield "\n## {} tokens a rank, H = {}, I = {}, E = {}, K = {}, {}\n\n".format(*shape) + table(head, rows)
+
+
+def bench_table(records):
+    rows = [
+        [record["shape"], record["tokens_per_rank"], record["mode"], "on" if record["path"] == "groups" else "off"]
+        + [f"{record[f'{name}_ms']:.1f} [{', '.join(f'{ms:.1f}' for ms in record[f'{name}_ms_range'])}]"
+           for name in ("forward", "backward")]
+        for record in records
+    ]
+    return table(["shape", "tokens a rank", "mode", "overlap", "forward, ms", "backward, ms"], rows)
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("records", nargs="+", type=pathlib.Path)
+    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("bench/results"))
+    parser.add_argument("--name", default="h200x2")
+    parser.add_argument("--notes", type=pathlib.Path, help="ends the .md")
+    options = parser.parse_args(arguments)
+    records = [record for path in options.records for record in json.loads(path.read_text())]
+    messages = [record for record in records if record.get("benchmark") and is_message(record)]
+    layers = [record for record in records if record.get("benchmark") and is_layer(record)]
+    layers = [record for record in layers if record["overlap"] == "on"]
+    layers.sort(key=lambda record: record["network_ctas"])
+    benches = [record for record in records if "benchmark" not in record]
+    first = messages[0]
+    text = INTRODUCTION.format(**first | first["versions"])
+    text += "\n## Messages between hosts\n\n" + message_table(messages)
+    text += "".join(layer_tables(layers))
+    if benches:
+        text += "\n## `megamoe bench --launched`\n\n" + bench_table(benches)
+    if options.notes:
+        text += "\n" + options.notes.read_text()
+    (options.output / f"hosts-{options.name}.json").write_text(json.dumps(records, indent=1) + "\n")
+    (options.output / f"hosts-{options.name}.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+// Where the ranks of a group run: devices, processes, options; and what follows from it. Everything
+// here is the same on every rank, errors too, where places are.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "layer/agreement.h"
+#include "megamoe/cuda.h"
+#include "megamoe/topology.h"
+
+namespace megamoe::cuda {
+
+/// Exchanged as plain data.
+struct Place {
+  LocalOutcome outcome;
+  std::uint64_t process = 0;  ///< of all hosts
+  std::array<char, 16> device_uuid{};
+  std::int32_t device = 0;  ///< as its process numbers it
+  CudaHostsOptions options;
+};
+
+/// This rank's, without options; `prepare` is what else may fail there.
+Place place_of(int device, const std::function<void()>& prepare);
+
+/// How the ranks of a host have devices.
+enum class Arrangement { one_device, device_each };
+/// By host. Throws Error(unsupported) for what is neither.
+std::vector<Arrangement> arrangements_of(const std::vector<Place>& places,
+                                         const Topology& topology);
+
+/// Ranks of this rank's process on its device.
+int ranks_beside(const std::vector<Place>& places, int rank);
+
+/// Stand-in hosts are threads of one process.
+enum class HostsAre { processes, threads };
+/// Throws Error(unsupported) where NCCL cannot join them: it takes a device once.
+HostsAre hosts_are(const std::vector<Place>& places, const Topology& topology);
+
+/// Throws Error(invalid_argument) naming the member that is wrong; fills in defaults.
+CudaHostsOptions resolved(CudaHostsOptions options);
+/// Throws Error(config_mismatch).
+void require_equal_options(const std::vector<Place>& places);
+
+}  // namespace megamoe::cuda
