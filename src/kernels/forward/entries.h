@@ -22,8 +22,8 @@ const void* gate_up_gradient_and_pull_sharing_channels();
 
 const void* weight_gradients_beside_rows_bf16_sharing_rows();
 const void* weight_gradients_beside_rows_bf16_sharing_channels();
-const void* weight_gradients_beside_rows_fp32_sharing_rows();
-const void* weight_gradients_beside_rows_fp32_sharing_channels();
+const void* weight_gradients_beside_rows_fp32_in_pairs();
+const void* weight_gradients_beside_rows_fp32_in_fours();
 
 /// Other activations than SwiGLU, in units that CMake writes: as row_product_with().
 template <RowProduct kProduct, class Activation>

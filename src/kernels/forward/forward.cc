@@ -75,14 +75,14 @@ const void* gradient_pull_kernel(Sharing sharing) {
   }
 }
 
-const void* gradients_kernel(products::GradientType type, Sharing sharing) {
+const void* gradients_kernel(products::GradientType type, products::GradientShared shared) {
+  const bool shares_channels = shared != products::GradientShared::lines;
   if (type == products::GradientType::bf16) {
-    return sharing == Sharing::rows
-               ? products::weight_gradients_beside_rows_bf16_sharing_rows()
-               : products::weight_gradients_beside_rows_bf16_sharing_channels();
+    return shares_channels ? products::weight_gradients_beside_rows_bf16_sharing_channels()
+                           : products::weight_gradients_beside_rows_bf16_sharing_rows();
   }
-  return sharing == Sharing::rows ? products::weight_gradients_beside_rows_fp32_sharing_rows()
-                                  : products::weight_gradients_beside_rows_fp32_sharing_channels();
+  return shares_channels ? products::weight_gradients_beside_rows_fp32_in_fours()
+                         : products::weight_gradients_beside_rows_fp32_in_pairs();
 }
 
 void launch_push(RowProductLaunch& launch, const RankView& view, const RowOrigin* origin_C,
@@ -175,9 +175,10 @@ void weight_gradients_beside_rows(const RankView& view, std::byte* plan,
   ReduceTargets targets{view.plan_layout.ids_TK.in(plan), beside.dx_TH, beside.dweights_TK,
                         static_cast<std::int32_t>(beside.num_tokens)};
   RankView view_copy = view;
-  products::launch_clusters(gradients_kernel(launch.type, launch.sharing),
+  products::launch_clusters(gradients_kernel(launch.type, launch.shared),
                             {&launch.params, &view_copy, &pulls, &targets}, options,
-                            products::rows_beside_shared_bytes(launch.type));
+                            products::rows_beside_shared_bytes(launch.type),
+                            products::cluster_size(launch.shared));
 }
 
 void load_overlap_kernels() {
@@ -197,8 +198,8 @@ void load_overlap_kernels() {
         products::dx_and_push_sharing_rows(), products::dx_and_push_sharing_channels(),
         products::weight_gradients_beside_rows_bf16_sharing_rows(),
         products::weight_gradients_beside_rows_bf16_sharing_channels(),
-        products::weight_gradients_beside_rows_fp32_sharing_rows(),
-        products::weight_gradients_beside_rows_fp32_sharing_channels()}) {
+        products::weight_gradients_beside_rows_fp32_in_pairs(),
+        products::weight_gradients_beside_rows_fp32_in_fours()}) {
     load_kernel(kernel);
   }
 }

@@ -5,7 +5,7 @@ namespace megamoe::products {
 
 const void* weight_gradients_beside_rows_bf16_sharing_channels() {
   return reinterpret_cast<const void*>(
-      &weight_gradients_beside_rows_kernel<Shared::channels, GradientType::bf16>);
+      &weight_gradients_beside_rows_kernel<GradientShared::channels, GradientType::bf16>);
 }
 
 }  // namespace megamoe::products

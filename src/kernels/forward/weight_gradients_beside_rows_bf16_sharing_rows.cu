@@ -5,7 +5,7 @@ namespace megamoe::products {
 
 const void* weight_gradients_beside_rows_bf16_sharing_rows() {
   return reinterpret_cast<const void*>(
-      &weight_gradients_beside_rows_kernel<Shared::rows, GradientType::bf16>);
+      &weight_gradients_beside_rows_kernel<GradientShared::lines, GradientType::bf16>);
 }
 
 std::size_t rows_beside_shared_bytes(GradientType type) {

@@ -23,6 +23,7 @@ struct RowsBesideShared {
 static_assert(gpu::kReduceBuffers * gpu::kReduceBufferBytes <= sizeof(gpu::PullShared::chunks));
 
 /// Waits, before the first tile that needs x, until all of it is there.
+template <int kNumCtas>
 class ArrivedX {
  public:
   __device__ ArrivedX(const gpu::RankView& view, const gpu::PullParams& pulls,
@@ -43,10 +44,10 @@ class ArrivedX {
   }
 
  private:
-  /// In both CTAs: what this one loads from now on goes to the other, too, whose own wait may yet
-  /// have been in time.
+  /// In all CTAs of the cluster: what this one loads from now on goes to others, too, whose own
+  /// wait may yet have been in time.
   __device__ void note_late() const {
-    for (std::uint32_t cta = 0; cta < kClusterSize; ++cta) {
+    for (std::uint32_t cta = 0; cta < kNumCtas; ++cta) {
       device::store_cluster_word(device::cluster_address(device::shared_address(&rows_late_), cta),
                                  1);
     }
@@ -64,12 +65,13 @@ inline constexpr std::uint32_t kBesideStages<TurnStorage> = (offsetof(TurnStorag
                                                              sizeof(TurnBarriers) + 127U) /
                                                             128U * 128U;
 
-template <Shared kShared, GradientType kType>
-__global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThreads, 1)
-    weight_gradients_beside_rows_kernel(const __grid_constant__ WeightGradientParams params,
-                                        const __grid_constant__ gpu::RankView view,
-                                        const __grid_constant__ gpu::PullParams pull_params,
-                                        const __grid_constant__ gpu::ReduceTargets targets) {
+template <GradientShared kShared, GradientType kType>
+__global__ void __cluster_dims__(GradientCluster<kShared>::kNumCtas, 1, 1)
+    __launch_bounds__(kNumThreads, 1)
+        weight_gradients_beside_rows_kernel(const __grid_constant__ WeightGradientParams params,
+                                            const __grid_constant__ gpu::RankView view,
+                                            const __grid_constant__ gpu::PullParams pull_params,
+                                            const __grid_constant__ gpu::ReduceTargets targets) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   using Storage = GradientStorage<kType>;
   Storage& shared = *reinterpret_cast<Storage*>(shared_bytes);
@@ -83,11 +85,11 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
     gpu::init_reduce_barriers(beside.reduction);
     beside.rows_late = 0;
     beside.call_failed = view.control()->call_failed;
-    init_gradient_barriers(shared);
+    init_gradient_barriers<kShared>(shared);
   }
   __syncthreads();
   device::cluster_sync();
-  // One answer for both CTAs: another cluster may be failing the call.
+  // One answer for all CTAs of the cluster: another cluster may be failing the call.
   if (device::load_cluster_word(
           device::cluster_address(device::shared_address(&beside.call_failed), 0)) != 0) {
     device::cluster_sync();
@@ -98,7 +100,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
     device::release_registers_to<kProducerRegisters>();
     if (warp == static_cast<int>(ProducerWarp::loads)) {
       if (device::elect_one()) {
-        ArrivedX x(view, pull_params, beside.rows_late);
+        ArrivedX<GradientCluster<kShared>::kNumCtas> x(view, pull_params, beside.rows_late);
         gradient_load_role<kShared, kType>(
             params, shared, cta_rank, [&](const GradientTile& tile, trace::Recorder& recorder) {
               if (tile.job >= params.num_early_jobs) x.await(recorder);

@@ -19,8 +19,8 @@ const void* dx_sharing_channels();
 
 const void* weight_gradient_bf16_sharing_rows();
 const void* weight_gradient_bf16_sharing_channels();
-const void* weight_gradient_fp32_sharing_rows();
-const void* weight_gradient_fp32_sharing_channels();
+const void* weight_gradient_fp32_in_pairs();
+const void* weight_gradient_fp32_in_fours();
 const void* gate_up_gradient_sharing_rows();
 const void* gate_up_gradient_sharing_channels();
 

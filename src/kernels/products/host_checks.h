@@ -23,9 +23,10 @@ void check_weights(const ConstTensorView& view, std::int64_t num_experts, std::i
 /// Throws unless the operand is absent, as it must be where the activation has no gate.
 void check_absent(const ConstTensorView& view, const Activation& activation, const char* name);
 
-/// Launches clusters of two CTAs on the SMs that the options grant; `params` points to the kernel's
-/// parameters.
+/// Launches the kernel's clusters, of `cluster_size` CTAs, on the SMs that the options grant, as
+/// many as run at once; `params` points to the kernel's parameters.
 void launch_clusters(const void* kernel, std::initializer_list<void*> params,
-                     const LaunchOptions& options, std::size_t shared_bytes = kSharedBytes);
+                     const LaunchOptions& options, std::size_t shared_bytes = kSharedBytes,
+                     int cluster_size = kClusterSize);
 
 }  // namespace megamoe::products

@@ -28,7 +28,7 @@ void load_product_kernels() {
         gate_up_sharing_channels(), gate_up_saving_sharing_rows(),
         gate_up_saving_sharing_channels(), dx_sharing_rows(), dx_sharing_channels(),
         weight_gradient_bf16_sharing_rows(), weight_gradient_bf16_sharing_channels(),
-        weight_gradient_fp32_sharing_rows(), weight_gradient_fp32_sharing_channels(),
+        weight_gradient_fp32_in_pairs(), weight_gradient_fp32_in_fours(),
         gate_up_gradient_sharing_rows(), gate_up_gradient_sharing_channels()}) {
     gpu::load_kernel(kernel);
   }

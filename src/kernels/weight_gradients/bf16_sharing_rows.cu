@@ -4,7 +4,8 @@
 namespace megamoe::products {
 
 const void* weight_gradient_bf16_sharing_rows() {
-  return reinterpret_cast<const void*>(&weight_gradient_kernel<Shared::rows, GradientType::bf16>);
+  return reinterpret_cast<const void*>(
+      &weight_gradient_kernel<GradientShared::lines, GradientType::bf16>);
 }
 
 }  // namespace megamoe::products

@@ -26,11 +26,15 @@ struct GradientTile {
   int last_k_steps;
 };
 
-template <Shared kShared, GradientType kType>
+template <GradientShared kShared, GradientType kType>
 class GradientWalk {
+  using Cluster = GradientCluster<kShared>;
+
  public:
   __device__ GradientWalk(const WeightGradientParams& params, int cta_rank)
-      : params_(params), cta_rank_(cta_rank), next_(static_cast<int>(blockIdx.x) / kClusterSize) {
+      : params_(params),
+        cta_rank_(cta_rank),
+        next_(static_cast<int>(blockIdx.x) / Cluster::kNumCtas) {
     for (int job = 0; job < params.num_jobs; ++job) {
       (job < params.num_early_jobs ? early_tiles_ : late_tiles_) += num_tiles(params.jobs[job]);
     }
@@ -44,7 +48,7 @@ class GradientWalk {
       const int tiles_per_group = is_early ? early_tiles_ : late_tiles_;
       tile.group = (next_ - first) / tiles_per_group;
       int local = next_ - first - tile.group * tiles_per_group;
-      next_ += static_cast<int>(gridDim.x) / kClusterSize;
+      next_ += static_cast<int>(gridDim.x) / Cluster::kNumCtas;
       const int num_rows = params_.rows.count[tile.group];
       // Adding nothing must leave the gradient as it was, bit by bit.
       if (num_rows == 0 && params_.update == GradientUpdate::add) continue;
@@ -54,14 +58,15 @@ class GradientWalk {
         local -= num_tiles(params_.jobs[tile.job++]);
       const GradientJob& job = params_.jobs[tile.job];
       const int line_tiles = num_line_tiles(job);
-      const int walk_lines = kShared == Shared::rows ? line_tiles : line_tiles / kClusterSize;
+      const int walk_lines = line_tiles / Cluster::kLineTiles;
       const int walk_channels = num_tiles(job) / walk_lines;
       constexpr bool kLinesFirst = kType == GradientType::bf16;
       const int line = kLinesFirst ? local % walk_lines : local / walk_channels;
       const int channel = kLinesFirst ? local / walk_lines : local % walk_channels;
-      const schedule::UnitRange blocks = schedule::unit_tile(
-          job.num_line_blocks, line_tiles, kShared == Shared::rows ? line : line * 2 + cta_rank_);
-      tile.channel_tile = kShared == Shared::rows ? channel * 2 + cta_rank_ : channel;
+      const schedule::UnitRange blocks =
+          schedule::unit_tile(job.num_line_blocks, line_tiles,
+                              line * Cluster::kLineTiles + Cluster::line_tile(cta_rank_));
+      tile.channel_tile = channel * Cluster::kChannelTiles + Cluster::channel_tile(cta_rank_);
       tile.first_block = blocks.first;
       tile.num_blocks = blocks.count;
       tile.first_row = params_.rows.begin[tile.group];
@@ -74,14 +79,12 @@ class GradientWalk {
 
  private:
   static __device__ int num_line_tiles(const GradientJob& job) {
-    return schedule::num_unit_tiles(job.num_line_blocks, kMaxBlocksPerTile,
-                                    kShared == Shared::channels ? kClusterSize : 1);
+    return schedule::num_unit_tiles(job.num_line_blocks, kMaxBlocksPerTile, Cluster::kLineTiles);
   }
   /// In cluster tiles.
   static __device__ int num_tiles(const GradientJob& job) {
-    return kShared == Shared::rows
-               ? num_line_tiles(job) * schedule::ceil_div(job.num_channel_tiles, kClusterSize)
-               : num_line_tiles(job) / kClusterSize * job.num_channel_tiles;
+    return num_line_tiles(job) / Cluster::kLineTiles *
+           schedule::ceil_div(job.num_channel_tiles, Cluster::kChannelTiles);
   }
 
   const WeightGradientParams& params_;

@@ -13,15 +13,18 @@
 namespace megamoe::products {
 
 /// By one thread; a cluster barrier must follow before use.
+template <GradientShared kShared>
 __device__ inline void init_gradient_barriers(SharedStorage& shared) {
   init_barriers(shared.barriers);
 }
+template <GradientShared kShared>
 __device__ inline void init_gradient_barriers(TurnStorage& shared) {
   for (std::uint64_t& filled : shared.turns.stage_filled) {
     device::init_barrier(device::shared_address(&filled), 1);
   }
   for (std::uint64_t& free : shared.turns.stage_free) {
-    device::init_barrier(device::shared_address(&free), kClusterSize * kWarpsPerWarpgroup);
+    device::init_barrier(device::shared_address(&free),
+                         GradientCluster<kShared>::kNumLoaders * kWarpsPerWarpgroup);
   }
   for (std::uint64_t& turn : shared.turns.may_multiply) {
     device::init_barrier(device::shared_address(&turn), kWarpsPerWarpgroup);
@@ -29,9 +32,10 @@ __device__ inline void init_gradient_barriers(TurnStorage& shared) {
   init_barriers(shared.barriers);
 }
 
-template <Shared kShared, GradientType kType>
-__global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThreads, 1)
-    weight_gradient_kernel(const __grid_constant__ WeightGradientParams params) {
+template <GradientShared kShared, GradientType kType>
+__global__ void __cluster_dims__(GradientCluster<kShared>::kNumCtas, 1, 1)
+    __launch_bounds__(kNumThreads, 1)
+        weight_gradient_kernel(const __grid_constant__ WeightGradientParams params) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<GradientStorage<kType>*>(shared_bytes);
   if (params.cancelled != nullptr && *params.cancelled != 0) return;  // the same in all CTAs
@@ -39,7 +43,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
   const int warp = device::warp_idx();
   const int cta_rank = static_cast<int>(device::cluster_cta_rank());
 
-  if (warp == 0 && device::elect_one()) init_gradient_barriers(shared);
+  if (warp == 0 && device::elect_one()) init_gradient_barriers<kShared>(shared);
   __syncthreads();
   device::cluster_sync();
 

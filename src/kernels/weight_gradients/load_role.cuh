@@ -13,18 +13,19 @@ namespace megamoe::products {
 
 inline constexpr int kHalfBlockK = kBlockK / 2;
 
-template <Shared kShared, GradientType kType>
+template <GradientShared kShared, GradientType kType>
 constexpr OperandLayout gradient_layout() {
   constexpr std::uint32_t kSubTile = kGradientBlock * kBlockK * 2;
-  constexpr bool kRowsShared = kShared == Shared::rows;
-  constexpr std::uint32_t kChannelSubTile = kRowsShared ? kSubTile : kSubTile / 2;
+  using Cluster = GradientCluster<kShared>;
+  constexpr std::uint32_t kLineSubTile = Cluster::kSharesLines ? kSubTile / 2 : kSubTile;
+  constexpr std::uint32_t kChannelSubTile = Cluster::kSharesChannels ? kSubTile / 2 : kSubTile;
   return {device::Major::mn,
           device::Major::mn,
           kType == GradientType::bf16 ? 2 * kChannelSubTile : 0,  // in turns: the whole tile
           kChannelSubTile,
-          kRowsShared ? kSubTile / 2 : kGradientChannelBytes<kType> / 2,
-          kRowsShared ? kRowBytes / 2 : kSubTile / 2,
-          kRowsShared ? kSubTile / 2 : kSubTile};
+          Cluster::kSharesChannels ? kGradientChannelBytes<kType> / 2 : kSubTile / 2,
+          Cluster::kSharesLines ? kRowBytes / 2 : kSubTile / 2,
+          kLineSubTile};
 }
 
 /// The stages' barriers: `stage_filled`, `stage_free`.
@@ -32,12 +33,15 @@ __device__ inline Barriers& stage_barriers(SharedStorage& shared) { return share
 __device__ inline TurnBarriers& stage_barriers(TurnStorage& shared) { return shared.turns; }
 
 /// `await(tile, recorder)` is called before the tile's first load.
-template <Shared kShared, GradientType kType, class Await>
+template <GradientShared kShared, GradientType kType, class Await>
 __device__ inline void gradient_load_role(const WeightGradientParams& params,
                                           GradientStorage<kType>& shared, int cta_rank,
                                           Await&& await) {
   constexpr bool kInTurns = kType == GradientType::fp32;
   constexpr std::uint32_t kChannels = kGradientChannelBytes<kType>;
+  using Cluster = GradientCluster<kShared>;
+  const int half_of_channels = Cluster::half_of_channels(cta_rank);
+  const int half_of_lines = Cluster::half_of_lines(cta_rank);
   const std::uint32_t stages = device::shared_address(shared.stages);
   const std::uint32_t filled = device::shared_address(stage_barriers(shared).stage_filled);
   const std::uint32_t free = device::shared_address(stage_barriers(shared).stage_free);
@@ -57,18 +61,23 @@ __device__ inline void gradient_load_role(const WeightGradientParams& params,
           stages + ring.slot * static_cast<std::uint32_t>(sizeof(shared.stages[0]));
       const std::uint32_t stage_filled = filled + ring.slot * 8U;
       const int row = tile.first_row + k_block * kBlockK;
-      const int half_row = row + cta_rank * kHalfBlockK;
       recorder.wait(free + ring.slot * 8U, ring.parity ^ 1U);
       device::arrive_expecting(stage_filled, stage_bytes);
-      if constexpr (kShared == Shared::rows) {
-        device::load_tile(stage, &job.channels, stage_filled, 0, row, channel_block);
-        device::load_tile_multicast(stage + kChannels + cta_rank * (kRowBytes / 2), lines,
-                                    stage_filled, kBothCtas, 0, half_row, tile.first_block);
+      if constexpr (Cluster::kSharesChannels) {
+        device::load_tile_multicast(stage + half_of_channels * (kChannels / 2), &job.channels,
+                                    stage_filled, Cluster::ctas_with_channels(cta_rank), 0,
+                                    row + half_of_channels * kHalfBlockK, channel_block);
       } else {
-        device::load_tile_multicast(stage + cta_rank * (kChannels / 2), &job.channels, stage_filled,
-                                    kBothCtas, 0, half_row, channel_block);
-        if (tile.num_blocks > 0)
+        device::load_tile(stage, &job.channels, stage_filled, 0, row, channel_block);
+      }
+      if (tile.num_blocks > 0) {
+        if constexpr (Cluster::kSharesLines) {
+          device::load_tile_multicast(stage + kChannels + half_of_lines * (kRowBytes / 2), lines,
+                                      stage_filled, Cluster::ctas_with_lines(cta_rank), 0,
+                                      row + half_of_lines * kHalfBlockK, tile.first_block);
+        } else {
           device::load_tile(stage + kChannels, lines, stage_filled, 0, row, tile.first_block);
+        }
       }
       ring.advance();
     }

@@ -16,7 +16,7 @@ __device__ inline void zero_accumulators(Accumulators& acc) {
   for (int i = 0; i < kAccumulators; ++i) acc[0][i] = acc[1][i] = 0.0F;
 }
 
-template <Shared kShared>
+template <GradientShared kShared>
 __device__ inline void multiply_together(const WeightGradientParams& params, SharedStorage& shared,
                                          int cta_rank, int warpgroup) {
   constexpr OperandLayout kLayout = gradient_layout<kShared, GradientType::bf16>();
@@ -54,20 +54,23 @@ __device__ inline void multiply_together(const WeightGradientParams& params, Sha
 }
 
 /// One warpgroup's view of the barriers.
+template <GradientShared kShared>
 struct TurnStages {
   static constexpr std::uint32_t kBytes = kTurnStageBytes;
   static constexpr std::uint32_t kRowsOffset = kGradientChannelBytes<GradientType::fp32>;
+  static constexpr int kNumLoaders = GradientCluster<kShared>::kNumLoaders;
 
   std::uint32_t filled;
-  std::uint32_t free_there;  ///< in the CTA that this lane signals (lanes 0 and 1 of each warp)
+  std::uint32_t free_there;  ///< in the CTA that this lane signals (the first lanes of each warp)
   std::uint32_t may_multiply;
   std::uint32_t other_may_multiply;
   trace::Recorder& recorder;
 
   __device__ TurnStages(TurnBarriers& barriers, int warpgroup, trace::Recorder& this_recorder)
       : filled(device::shared_address(barriers.stage_filled)),
-        free_there(device::cluster_address(device::shared_address(barriers.stage_free),
-                                           device::lane_idx() % kClusterSize)),
+        free_there(device::cluster_address(
+            device::shared_address(barriers.stage_free),
+            static_cast<int>(device::cluster_cta_rank()) ^ device::lane_idx() % kNumLoaders)),
         may_multiply(device::shared_address(&barriers.may_multiply[warpgroup])),
         other_may_multiply(device::shared_address(&barriers.may_multiply[1 - warpgroup])),
         recorder(this_recorder) {}
@@ -77,21 +80,21 @@ struct TurnStages {
     recorder.wait_for_block(k_block, filled + ring.slot * 8U, ring.parity);
   }
   __device__ void release(std::uint32_t stage) const {
-    if (device::lane_idx() < kClusterSize) device::arrive_reads_over(free_there + stage * 8U);
+    if (device::lane_idx() < kNumLoaders) device::arrive_reads_over(free_there + stage * 8U);
   }
   __device__ void end_turn() const {
     if (device::lane_idx() == 0) device::arrive(other_may_multiply);
   }
 };
 
-template <Shared kShared>
+template <GradientShared kShared>
 __device__ inline void multiply_in_turns(const WeightGradientParams& params, TurnStorage& shared,
                                          int cta_rank, int warpgroup) {
   constexpr OperandLayout kLayout = gradient_layout<kShared, GradientType::fp32>();
   const std::uint32_t stages = device::shared_address(shared.stages);
   trace::Recorder recorder(params.trace_region, trace::track_math_0 + warpgroup,
                            static_cast<int>(threadIdx.x) % device::kWarpgroupSize);
-  const TurnStages barriers(shared.turns, warpgroup, recorder);
+  const TurnStages<kShared> barriers(shared.turns, warpgroup, recorder);
   GradientWalk<kShared, GradientType::fp32> walk(params, cta_rank);
   PieceWriter<GradientPieces<GradientType::fp32>> writer(
       shared, warpgroup, recorder,
@@ -136,7 +139,7 @@ __device__ inline void multiply_in_turns(const WeightGradientParams& params, Tur
   }
 }
 
-template <Shared kShared, GradientType kType>
+template <GradientShared kShared, GradientType kType>
 __device__ inline void gradient_math_role(const WeightGradientParams& params,
                                           GradientStorage<kType>& shared, int cta_rank,
                                           int warpgroup) {

@@ -49,7 +49,7 @@ __device__ inline void grant_slot(const WeightGradientParams& params, const Grad
 }
 
 /// Stores the pieces of tiles of which `may_store(tile)` is true when they are complete.
-template <Shared kShared, class MayStore>
+template <GradientShared kShared, class MayStore>
 __device__ inline void store_bf16_tiles(const WeightGradientParams& params, SharedStorage& shared,
                                         int cta_rank, int slot_idx, const MayStore& may_store) {
   GradientWalk<kShared, GradientType::bf16> walk(params, cta_rank);
@@ -70,7 +70,7 @@ __device__ inline void store_bf16_tiles(const WeightGradientParams& params, Shar
 }
 
 /// The tiles of both warpgroups, in their turns; those without lines have empty pieces.
-template <Shared kShared, class MayStore>
+template <GradientShared kShared, class MayStore>
 __device__ inline void store_fp32_tiles(const WeightGradientParams& params, TurnStorage& shared,
                                         int cta_rank, int slot_idx, const MayStore& may_store) {
   using Pieces = GradientPieces<GradientType::fp32>;
@@ -112,7 +112,7 @@ __device__ inline void store_fp32_tiles(const WeightGradientParams& params, Turn
   }
 }
 
-template <Shared kShared, GradientType kType, class MayStore>
+template <GradientShared kShared, GradientType kType, class MayStore>
 __device__ inline void gradient_store_role(const WeightGradientParams& params,
                                            GradientStorage<kType>& shared, int cta_rank,
                                            int slot_idx, const MayStore& may_store) {

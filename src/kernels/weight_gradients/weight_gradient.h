@@ -14,9 +14,12 @@
 #include <cstdint>
 
 #include "kernels/products/row_product.h"
+#include "schedule/gradient_cluster.h"
 
 namespace megamoe::products {
 
+using schedule::GradientCluster;
+using schedule::GradientShared;
 inline constexpr int kMaxGradientJobs = 3;
 inline constexpr int kGradientBlock = 64;
 inline constexpr int kMaxBlocksPerTile = kTileRows / kGradientBlock;

@@ -10,8 +10,11 @@ namespace megamoe::products {
 struct WeightGradientLaunch {
   WeightGradientParams params{};
   GradientType type = GradientType::bf16;
-  Sharing sharing = Sharing::rows;  ///< never automatic
+  GradientShared shared = GradientShared::lines;
 };
+
+/// CTAs of a cluster.
+int cluster_size(GradientShared shared);
 
 /// Arguments as those of multiply_weight_gradients(). No job is early.
 WeightGradientLaunch describe_weight_gradients(const GroupedRows& rows,

@@ -1,7 +1,9 @@
 // Checks the arguments of the weight gradients, describes their tiles to the copy engine and
 // launches.
+#include <algorithm>
 #include <string>
 
+#include "kernels/launch.h"
 #include "kernels/products/entries.h"
 #include "kernels/products/host_checks.h"
 #include "kernels/products/host_maps.h"
@@ -68,14 +70,14 @@ int tile_channels(GradientType type) {
 }
 
 GradientJob describe_job(const LaunchOptions& options, const WeightGradient& job, GradientType type,
-                         Sharing sharing) {
+                         GradientShared shared) {
   GradientJob described{};
-  const bool rows_shared = sharing == Sharing::rows;
-  described.channels = operand_map(options, job.channels_NC, rows_shared ? kBlockK : kBlockK / 2,
+  const int channel_rows = shared == GradientShared::lines ? kBlockK : kBlockK / 2;
+  const int line_rows = shared == GradientShared::channels ? kBlockK : kBlockK / 2;
+  described.channels = operand_map(options, job.channels_NC, channel_rows,
                                    tile_channels(type) / kGradientBlock, "channels");
   for (int blocks = 1; blocks <= kMaxBlocksPerTile; ++blocks) {
-    described.lines[blocks - 1] =
-        operand_map(options, job.lines_NR, rows_shared ? kBlockK / 2 : kBlockK, blocks, "lines");
+    described.lines[blocks - 1] = operand_map(options, job.lines_NR, line_rows, blocks, "lines");
     described.gradient[blocks - 1] = gradient_map(options, job.gradient_eRC, blocks);
   }
   described.num_channel_tiles = ceil_div(job.gradient_eRC.sizes[2], tile_channels(type));
@@ -83,17 +85,35 @@ GradientJob describe_job(const LaunchOptions& options, const WeightGradient& job
   return described;
 }
 
-// Sharing rows where every job has an even number of channel tiles: then no CTA multiplies zeros.
-Sharing choose(Sharing wanted, GradientType type, std::span<const WeightGradient> gradients) {
-  if (wanted != Sharing::automatic) return wanted;
+// bf16: lines where every job has an even number of channel tiles: then no CTA multiplies zeros.
+GradientShared choose_bf16(Sharing wanted, std::span<const WeightGradient> gradients) {
+  if (wanted == Sharing::rows) return GradientShared::lines;
+  if (wanted == Sharing::channels) return GradientShared::channels;
   for (const WeightGradient& job : gradients) {
-    if (ceil_div(job.gradient_eRC.sizes[2], tile_channels(type)) % kClusterSize != 0)
-      return Sharing::channels;
+    if (ceil_div(job.gradient_eRC.sizes[2], tile_channels(GradientType::bf16)) % kClusterSize != 0)
+      return GradientShared::channels;
   }
-  return Sharing::rows;
+  return GradientShared::lines;
+}
+
+// fp32: both where the device is the kernel's alone. On a part of its SMs clusters of four may find
+// no four together that are free, and those that must wait for others to end double the kernel's
+// time.
+GradientShared choose_fp32(const LaunchOptions& options) {
+  constexpr int kFour = GradientCluster<GradientShared::both>::kNumCtas;
+  const int all_sms = gpu::num_multiprocessors();
+  const int num_sms = options.num_sms == 0 ? all_sms : std::min(options.num_sms, all_sms);
+  if (options.sharing == Sharing::rows || num_sms < kFour) return GradientShared::lines;
+  return options.sharing == Sharing::channels || num_sms == all_sms ? GradientShared::both
+                                                                    : GradientShared::lines;
 }
 
 }  // namespace
+
+int cluster_size(GradientShared shared) {
+  return shared == GradientShared::both ? GradientCluster<GradientShared::both>::kNumCtas
+                                        : kClusterSize;
+}
 
 WeightGradientLaunch describe_weight_gradients(const GroupedRows& rows,
                                                std::span<const WeightGradient> gradients,
@@ -107,7 +127,8 @@ WeightGradientLaunch describe_weight_gradients(const GroupedRows& rows,
   WeightGradientLaunch launch;
   const DType dtype = gradients.front().gradient_eRC.dtype;
   launch.type = dtype == DType::bf16 ? GradientType::bf16 : GradientType::fp32;
-  launch.sharing = choose(options.sharing, launch.type, gradients);
+  launch.shared = launch.type == GradientType::bf16 ? choose_bf16(options.sharing, gradients)
+                                                    : choose_fp32(options);
   WeightGradientParams& params = launch.params;
   params.num_jobs = static_cast<int>(gradients.size());
   params.update = mode == GradientMode::accumulate ? GradientUpdate::add : GradientUpdate::store;
@@ -115,7 +136,7 @@ WeightGradientLaunch describe_weight_gradients(const GroupedRows& rows,
   params.rows = {rows.begin, rows.count, rows.num_groups};
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     check_gradient(gradients[i], rows, dtype, mode);
-    params.jobs[i] = describe_job(options, gradients[i], launch.type, launch.sharing);
+    params.jobs[i] = describe_job(options, gradients[i], launch.type, launch.shared);
   }
   set_measured(params, options, device::ProductKind::weight_gradients);
   return launch;
@@ -126,18 +147,18 @@ void multiply_weight_gradients(const GroupedRows& rows, std::span<const WeightGr
                                const std::uint32_t* cancelled) {
   WeightGradientLaunch launch =
       describe_weight_gradients(rows, gradients, mode, options, cancelled);
-  const bool shares_rows = launch.sharing == Sharing::rows;
+  const bool shares_channels = launch.shared != GradientShared::lines;
   const void* kernel = nullptr;
   if (launch.type == GradientType::bf16) {
-    kernel =
-        shares_rows ? weight_gradient_bf16_sharing_rows() : weight_gradient_bf16_sharing_channels();
+    kernel = shares_channels ? weight_gradient_bf16_sharing_channels()
+                             : weight_gradient_bf16_sharing_rows();
   } else {
-    kernel =
-        shares_rows ? weight_gradient_fp32_sharing_rows() : weight_gradient_fp32_sharing_channels();
+    kernel = shares_channels ? weight_gradient_fp32_in_fours() : weight_gradient_fp32_in_pairs();
   }
   launch_clusters(kernel, {&launch.params}, options,
                   launch.type == GradientType::bf16 ? sizeof(GradientStorage<GradientType::bf16>)
-                                                    : sizeof(GradientStorage<GradientType::fp32>));
+                                                    : sizeof(GradientStorage<GradientType::fp32>),
+                  cluster_size(launch.shared));
 }
 
 }  // namespace megamoe::products

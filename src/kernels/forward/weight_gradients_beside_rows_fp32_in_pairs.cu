@@ -3,9 +3,9 @@
 
 namespace megamoe::products {
 
-const void* weight_gradients_beside_rows_fp32_sharing_channels() {
+const void* weight_gradients_beside_rows_fp32_in_pairs() {
   return reinterpret_cast<const void*>(
-      &weight_gradients_beside_rows_kernel<Shared::channels, GradientType::fp32>);
+      &weight_gradients_beside_rows_kernel<GradientShared::lines, GradientType::fp32>);
 }
 
 }  // namespace megamoe::products

@@ -3,9 +3,9 @@
 
 namespace megamoe::products {
 
-const void* weight_gradient_fp32_sharing_channels() {
+const void* weight_gradient_fp32_in_pairs() {
   return reinterpret_cast<const void*>(
-      &weight_gradient_kernel<Shared::channels, GradientType::fp32>);
+      &weight_gradient_kernel<GradientShared::lines, GradientType::fp32>);
 }
 
 }  // namespace megamoe::products

@@ -3,9 +3,9 @@
 
 namespace megamoe::products {
 
-const void* weight_gradients_beside_rows_fp32_sharing_rows() {
+const void* weight_gradients_beside_rows_fp32_in_fours() {
   return reinterpret_cast<const void*>(
-      &weight_gradients_beside_rows_kernel<Shared::rows, GradientType::fp32>);
+      &weight_gradients_beside_rows_kernel<GradientShared::both, GradientType::fp32>);
 }
 
 }  // namespace megamoe::products
