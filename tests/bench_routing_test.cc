@@ -84,6 +84,21 @@ TEST(BenchRouting, TheBusiestIsFound) {
   EXPECT_EQ(busiest.of_expert, 3);
 }
 
+TEST(BenchRouting, BytesBetweenHostsAreThoseOfTheBusiestRankAndDirection) {
+  MoeShape shape = kShape;
+  shape.num_experts = 4;
+  shape.hidden_dim = 64;
+  shape.top_k = 2;
+  constexpr std::int64_t kRow = 128;
+  // Rank 0: two of three tokens need the other host, for three slots. Rank 1: one, for one.
+  const std::vector<std::vector<std::int32_t>> ids_RTK = {{0, 1, 2, 3, 1, 2}, {3, -1, 0, 2}};
+  const Traffic traffic = busiest_between_hosts(shape, even_topology(2, 1), ids_RTK);
+  EXPECT_EQ(traffic.forward_bytes, 8 + 4 * kRow);            // what rank 1 sends
+  EXPECT_EQ(traffic.backward_bytes, 2 * 16 + 5 * kRow + 4);  // what rank 0 sends
+  const Traffic one_host = busiest_between_hosts(shape, Topology(2), ids_RTK);
+  EXPECT_EQ(one_host.forward_bytes, 0);
+}
+
 TEST(BenchRouting, NamesAreThoseOfTheOption) {
   for (const Routing routing : {Routing::uniform, Routing::zipf, Routing::one_expert}) {
     EXPECT_EQ(parse_routing(to_string(routing)), routing);

@@ -165,61 +165,6 @@ double time_messages(Communicator& group, cuda::HostLink& link, int device, int 
 
 // ---- The layer -------------------------------------------------------------------------------
 
-/// What ranks send to other hosts, or receive: of the rank and direction that is most.
-struct Traffic {
-  std::int64_t forward_bytes = 0;
-  std::int64_t backward_bytes = 0;
-};
-
-/// A rank sends its tokens, and, as a relay, the results of its peers' slots on its host.
-Traffic traffic_of(const MoeShape& shape, const Topology& topology,
-                   const std::vector<std::vector<std::int32_t>>& ids_RTK) {
-  const int num_hosts = topology.num_hosts();
-  const std::int32_t experts_per_host = shape.num_experts / num_hosts;
-  const std::int64_t row_bytes = shape.hidden_dim * static_cast<std::int64_t>(sizeof(bf16));
-  const std::int64_t id_bytes = shape.top_k * static_cast<std::int64_t>(sizeof(std::int32_t));
-  const std::int64_t weight_bytes = shape.top_k * static_cast<std::int64_t>(sizeof(float));
-  Traffic most;
-  std::vector<std::int64_t> tokens_RS(ids_RTK.size() * num_hosts);
-  std::vector<std::int64_t> slots_RS(tokens_RS.size());
-  for (std::size_t rank = 0; rank < ids_RTK.size(); ++rank) {
-    const std::vector<std::int32_t>& ids_TK = ids_RTK[rank];
-    for (std::size_t first = 0; first < ids_TK.size(); first += shape.top_k) {
-      std::vector<bool> needs_S(num_hosts);
-      for (std::size_t i = first; i < first + shape.top_k; ++i) {
-        if (ids_TK[i] < 0) continue;
-        const int host = ids_TK[i] / experts_per_host;
-        needs_S[host] = true;
-        ++slots_RS[rank * num_hosts + host];
-      }
-      for (int host = 0; host < num_hosts; ++host) {
-        if (needs_S[host]) ++tokens_RS[rank * num_hosts + host];
-      }
-    }
-  }
-  const auto add = [&](Traffic& traffic, std::int64_t tokens, std::int64_t slots) {
-    traffic.forward_bytes += tokens * (row_bytes + id_bytes) + slots * row_bytes;
-    traffic.backward_bytes += tokens * (2 * row_bytes + id_bytes + weight_bytes) +
-                              slots * (row_bytes + static_cast<std::int64_t>(sizeof(float)));
-  };
-  for (int rank = 0; rank < topology.num_ranks(); ++rank) {
-    const int own = topology.host_of(rank);
-    Traffic sent;
-    Traffic received;
-    for (int host = 0; host < num_hosts; ++host) {
-      if (host == own) continue;
-      const int peer = topology.rank_of(host, topology.local_index_of(rank));
-      add(sent, tokens_RS[rank * num_hosts + host], slots_RS[peer * num_hosts + own]);
-      add(received, tokens_RS[peer * num_hosts + own], slots_RS[rank * num_hosts + host]);
-    }
-    for (const Traffic& traffic : {sent, received}) {
-      most.forward_bytes = std::max(most.forward_bytes, traffic.forward_bytes);
-      most.backward_bytes = std::max(most.backward_bytes, traffic.backward_bytes);
-    }
-  }
-  return most;
-}
-
 /// Of one pass, where its time went.
 struct Spans {
   double total_ms = 0.0;
@@ -289,7 +234,7 @@ LayerTimes time_layer(const Options& options, Communicator& group, int device, O
       routing_ids(Routing::uniform, config.shape, options.num_tokens, group.size(), /*seed=*/1);
   config.row_capacity = std::max(resolved_row_capacity(config, group.size()),
                                  count_busiest(config.shape, ids_RTK).of_rank);
-  times.traffic = traffic_of(config.shape, group.topology(), ids_RTK);
+  times.traffic = busiest_between_hosts(config.shape, group.topology(), ids_RTK);
   RankTensors tensors(config, group.size(), group.rank(), device, ids_RTK[group.rank()]);
   Workspace workspace(config, group);
   MoeLayer layer(config, group, workspace);

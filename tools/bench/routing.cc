@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "routing/crossing.h"
 #include "routing/plan.h"
 
 namespace megamoe::bench {
@@ -189,6 +190,47 @@ TrafficComparison count_traffic(const MoeShape& shape,
     add(comparison.per_slot, traffic(row_bytes, crossings.num_slots, crossings.num_slots));
   }
   return comparison;
+}
+
+Traffic busiest_between_hosts(const MoeShape& shape, const Topology& topology,
+                              const std::vector<std::vector<std::int32_t>>& ids_RTK) {
+  const HostRouting routing{{topology.num_ranks(), shape.num_experts, shape.top_k},
+                            topology.ranks_per_host()};
+  const std::int32_t num_hosts = routing.num_hosts();
+  const std::vector<std::int32_t> counts_RE = count_rows(routing.dims, ids_RTK);
+  std::vector<std::int32_t> tokens_RS(ids_RTK.size() * num_hosts);
+  for (std::size_t rank = 0; rank < ids_RTK.size(); ++rank) {
+    count_crossing_tokens(routing, ids_RTK[rank], tokens_RS.data() + rank * num_hosts);
+  }
+  const std::int64_t row_bytes = static_cast<std::int64_t>(sizeof(bf16)) * shape.hidden_dim;
+  const auto number_bytes = static_cast<std::int64_t>(sizeof(std::int32_t));
+  static_assert(sizeof(std::int32_t) == sizeof(float));
+  const auto add_message = [&](Traffic& sum, int from, int from_host, int to, int to_host) {
+    const std::int64_t tokens = tokens_RS[from * num_hosts + to_host];
+    const std::int64_t slots =
+        slots_of_group(routing, from_host, 0,
+                       counts_RE.data() + static_cast<std::int64_t>(to) * shape.num_experts);
+    const std::int64_t ids = tokens * shape.top_k * number_bytes;
+    sum.forward_bytes += ids + (tokens + slots) * row_bytes;
+    sum.backward_bytes += 2 * ids + (2 * tokens + slots) * row_bytes + slots * number_bytes;
+  };
+  Traffic most;
+  for (int rank = 0; rank < topology.num_ranks(); ++rank) {
+    const int own = topology.host_of(rank);
+    Traffic sent;
+    Traffic received;
+    for (int host = 0; host < num_hosts; ++host) {
+      if (host == own) continue;
+      const int peer = topology.rank_of(host, topology.local_index_of(rank));
+      add_message(sent, rank, own, peer, host);
+      add_message(received, peer, host, rank, own);
+    }
+    for (const Traffic& one : {sent, received}) {
+      most.forward_bytes = std::max(most.forward_bytes, one.forward_bytes);
+      most.backward_bytes = std::max(most.backward_bytes, one.backward_bytes);
+    }
+  }
+  return most;
 }
 
 }  // namespace megamoe::bench

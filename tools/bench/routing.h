@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "megamoe/config.h"
+#include "megamoe/topology.h"
 
 namespace megamoe::bench {
 
@@ -53,5 +54,11 @@ struct TrafficComparison {
 /// pull lists themselves are counted.
 TrafficComparison count_traffic(const MoeShape& shape,
                                 const std::vector<std::vector<std::int32_t>>& ids_RTK);
+
+/// What a rank sends to the ranks with its index on other hosts, or receives from them: of the rank
+/// and the direction with most bytes. Tokens cross once a host, with their ids; results of the
+/// peer's slots go back.
+Traffic busiest_between_hosts(const MoeShape& shape, const Topology& topology,
+                              const std::vector<std::vector<std::int32_t>>& ids_RTK);
 
 }  // namespace megamoe::bench
