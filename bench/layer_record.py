@@ -17,6 +17,8 @@ SHAPES = ["qwen3-30b", "qwen3-235b", "deepseek-v3"]
 FORWARD_STAGES = ["stage_and_plan", "meet_rows", "pull", "order_pulls", "gate_up", "down", "push", "meet_results", "reduce"]
 BACKWARD_STAGES = ["stage_and_plan", "meet_rows", "pull", "order_pulls", "gate_up_again", "p", "dx", "push", "weight_gradients",
                    "meet_results", "reduce"]
+#: Those of them that are products.
+PRODUCT_STAGES = {"forward": ["gate_up", "down"], "backward": ["gate_up_again", "p", "dx", "weight_gradients"]}
 
 
 def is_ours(record):
@@ -116,7 +118,17 @@ def to_stage_table(records):
             if any(time is not None for time in times):
                 cells = ["" if time is None else f"{time:.2f}" for time in times]
                 lines.append(f"| {pass_name}: {stage} | " + " | ".join(cells) + " |")
-    return lines
+    return lines + [products_line(ordered, pass_name) for pass_name in PRODUCT_STAGES]
+
+
+def products_line(records, pass_name):
+    """What the products take together, and which share of all stages that is."""
+    cells = []
+    for record in records:
+        stages = record[f"{pass_name}_stages_ms"]
+        products = sum(stages.get(stage, 0.0) for stage in PRODUCT_STAGES[pass_name])
+        cells.append(f"{products:.2f} ({products / sum(stages.values()):.2f})")
+    return f"| {pass_name}: products together, of all stages | " + " | ".join(cells) + " |"
 
 
 def to_markdown(records, baselines):

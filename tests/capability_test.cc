@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <utility>
+
 namespace megamoe::device {
 namespace {
 
@@ -41,6 +44,17 @@ TEST(Capability, ConsumerBlackwellHasTmaButNoTensorCoreInstructionOfOurs) {
 }
 
 TEST(Capability, UnknownDevicesAreRefused) { EXPECT_FALSE(capability_of(13, 0).can_run); }
+
+TEST(Capability, WhereverKernelsCannotRunTheCpuBackendIsOffered) {
+  for (const auto& [major, minor] :
+       {std::pair{7, 5}, {8, 0}, {8, 6}, {8, 9}, {10, 0}, {10, 3}, {11, 0}, {12, 0}, {12, 1}}) {
+    const Capability device = capability_of(major, minor);
+    EXPECT_FALSE(device.can_run) << device.reason;
+    EXPECT_TRUE(says(device, "CPU backend")) << device.reason;
+    EXPECT_TRUE(says(device, (std::to_string(major) + "." + std::to_string(minor)).c_str()));
+  }
+  EXPECT_FALSE(says(capability_of(9, 0), "CPU backend"));
+}
 
 }  // namespace
 }  // namespace megamoe::device

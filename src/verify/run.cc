@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "layer/workspace.h"
 #include "megamoe/cuda.h"
 
 namespace megamoe::verify {
@@ -208,7 +209,11 @@ RankSession::RankSession(const Problem& problem, const RunOptions& options,
     : data_(problem, options, communicator.rank()),
       group_(communicator, options),
       workspace_(layer_config(problem.spec, options), group_.get()),
-      layer_(layer_config(problem.spec, options), group_.get(), workspace_) {}
+      layer_(layer_config(problem.spec, options), group_.get(), workspace_) {
+  // Fresh memory is zero and hides what is read before it is written.
+  poison(workspace_);
+  group_.get().barrier("every rank's workspace is full of NaN", 60.0);
+}
 
 BackendGroup::BackendGroup(Communicator& group, const RunOptions& options) : group_(group) {
   if (options.backend != Backend::cuda) return;

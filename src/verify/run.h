@@ -1,5 +1,6 @@
 // Runs the library on a problem, with ranks as threads: the one harness of `megamoe verify`, the
-// tests and every backend. Outputs are filled with NaN before each call.
+// tests and every backend. Outputs are filled with NaN before each call, workspaces when they are
+// made.
 #pragma once
 
 #include <cstddef>
@@ -133,8 +134,8 @@ class BackendGroup {
   std::unique_ptr<Communicator> owned_;
 };
 
-/// One rank's layer with a workspace of its own, and the data of one problem. Construction is
-/// collective; the problem and the communicator must outlive it.
+/// One rank's layer with a workspace of its own, full of NaN, and the data of one problem.
+/// Construction is collective; the problem and the communicator must outlive it.
 class RankSession {
  public:
   RankSession(const Problem& problem, const RunOptions& options, Communicator& communicator);

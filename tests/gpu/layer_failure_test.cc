@@ -176,6 +176,26 @@ TEST(CudaFailures, ARankWithoutMemoryForItsContextFailsTheCallOnAll) {
   });
 }
 
+/// Of two ranks, a device each or on one: neither NCCL nor CUDA gives a terabyte.
+TEST(CudaFailures, AWorkspaceThatDoesNotFitIsRefusedWithItsSizeOnEveryRank) {
+  const LayerConfig small = cuda_config(spec_with_tokens({12, 12}));
+  LayerConfig large = small;
+  large.shape.hidden_dim = 8192;
+  large.shape.max_tokens = 1 << 24;
+  large.row_capacity = 1 << 20;
+  const std::string bytes = std::to_string(workspace_bytes(large, 2).symmetric) + " bytes";
+  run_ranks(2, [&](Communicator& threads) {
+    const BackendGroup backend_group(threads, Backend::cuda);
+    Communicator& group = backend_group.get();
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      expect_error(ErrorCode::out_of_memory, {"could not allocate", bytes, "symmetric heap"},
+                   [&] { const Workspace workspace(large, group); });
+    }
+    Workspace workspace(small, group);  // the group has survived
+    const MoeLayer layer(small, group, workspace);
+  });
+}
+
 TEST(CudaFailures, AFailureStaysUntilItIsChecked) {
   Problem problem = make_problem(spec_with_tokens({24}));
   const DeviceProblem good(problem);

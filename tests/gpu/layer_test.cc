@@ -36,6 +36,8 @@ TEST(CudaArguments, MemoryOfTheHostAndUnalignedRowsAreRefusedByName) {
                  [&](ForwardInput& input, ForwardOutput&) { input.x.data = tensors.x.data() + 1; });
   expect_refusal({"y", "multiple of 16 bytes"},
                  [&](ForwardInput&, ForwardOutput& output) { output.y.strides[0] += 1; });
+  expect_refusal({"x", "multiple of 16 bytes"},
+                 [&](ForwardInput& input, ForwardOutput&) { input.x.strides[0] = 1025; });
   expect_refusal({"experts.down", "16 bytes"}, [&](ForwardInput& input, ForwardOutput&) {
     input.experts.down.data = tensors.down.data() + 4;
   });
@@ -44,6 +46,53 @@ TEST(CudaArguments, MemoryOfTheHostAndUnalignedRowsAreRefusedByName) {
       rank.layer.forward(tensors.forward_input(), tensors.forward_output(), stream);
   rank.layer.check(stream);
   EXPECT_EQ(call.num_rows(), 48);
+}
+
+TEST(CudaArguments, MemoryOfAnotherDeviceIsRefusedByName) {
+  if (num_cuda_devices() < 2) GTEST_SKIP() << "needs two devices";
+  const DeviceProblem tensors(make_problem(spec_with_tokens({24})));
+  OneRank rank(cuda_config(spec_with_tokens({24})));
+  const TestStream stream;
+  const cuda::DeviceMemory elsewhere(1, 1 << 20, "a tensor of device 1");
+  const std::string place = " lies on device 1; the layer's rank is on device 0";
+  ForwardInput input = tensors.forward_input();
+  input.x.data = elsewhere.data();
+  expect_error(ErrorCode::invalid_argument, {"x" + place},
+               [&] { rank.layer.forward(input, tensors.forward_output(), stream); });
+  input = tensors.forward_input();
+  input.experts.up.data = elsewhere.data();
+  expect_error(ErrorCode::invalid_argument, {"experts.up" + place},
+               [&] { rank.layer.forward(input, tensors.forward_output(), stream); });
+  const CallContext call =
+      rank.layer.forward(tensors.forward_input(), tensors.forward_output(), stream);
+  BackwardOutput gradients = tensors.backward_output();
+  gradients.dx.data = elsewhere.data();
+  expect_error(ErrorCode::invalid_argument, {"dx" + place},
+               [&] { rank.layer.backward(call, tensors.backward_input(), gradients, stream); });
+  rank.layer.backward(call, tensors.backward_input(), tensors.backward_output(), stream);
+  rank.layer.check(stream);
+}
+
+// Case 19.
+TEST(CudaArguments, OtherTypesAreRefusedByName) {
+  const DeviceProblem tensors(make_problem(spec_with_tokens({24})));
+  OneRank rank(cuda_config(spec_with_tokens({24})));
+  const TestStream stream;
+  const auto expect_refusal = [&](const char* name, DType dtype, ErrorCode code,
+                                  ConstTensorView ForwardInput::*tensor) {
+    ForwardInput input = tensors.forward_input();
+    (input.*tensor).dtype = dtype;
+    expect_error(code, {name, to_string(dtype)},
+                 [&] { rank.layer.forward(input, tensors.forward_output(), stream); });
+  };
+  const ErrorCode invalid = ErrorCode::invalid_argument;
+  expect_refusal("expert_ids", DType::int64, invalid, &ForwardInput::expert_ids);
+  expect_refusal("weights", DType::fp64, invalid, &ForwardInput::weights);
+  expect_refusal("weights", DType::bf16, invalid, &ForwardInput::weights);
+  expect_refusal("x", DType::fp32, invalid, &ForwardInput::x);
+  expect_refusal("x", DType::fp16, ErrorCode::unsupported, &ForwardInput::x);
+  rank.layer.forward(tensors.forward_input(), tensors.forward_output(), stream);
+  rank.layer.check(stream);
 }
 
 TEST(CudaArguments, AHostCommunicatorOrAMissingDeviceIsRefused) {
@@ -117,6 +166,30 @@ TEST(CudaArguments, StridedTokensAndFusedWeightsAreReadInPlace) {
                           dense.dgate.download(e * I * H, I * H)));
     EXPECT_TRUE(same_bits(fused_gradients.download((e * 2 + 1) * I * H, I * H),
                           dense.dup.download(e * I * H, I * H)));
+  }
+}
+
+// Case 22: one row for all tokens, as torch's expand() gives it.
+TEST(CudaArguments, ExpandedGradientsAreRead) {
+  Problem problem = make_problem(spec_with_tokens({40}));
+  for (std::size_t i = 64; i < problem.dy_TH.size(); ++i) problem.dy_TH[i] = problem.dy_TH[i % 64];
+  const DeviceProblem dense(problem), expanded(problem);
+  for (const Overlap overlap : {Overlap::on, Overlap::off}) {
+    LayerConfig config = cuda_config(problem.spec);
+    config.overlap = overlap;
+    OneRank rank(config);
+    const TestStream stream;
+    const auto step = [&](const DeviceProblem& tensors, std::int64_t row_stride) {
+      tensors.poison();
+      BackwardInput input = tensors.backward_input();
+      input.dy.strides[0] = row_stride;
+      const CallContext call =
+          rank.layer.forward(tensors.forward_input(), tensors.forward_output(), stream);
+      rank.layer.backward(call, input, tensors.backward_output(), stream);
+      rank.layer.check(stream);
+      return tensors.bits();
+    };
+    EXPECT_TRUE(step(expanded, 0).equal(step(dense, 64)));
   }
 }
 

@@ -9,7 +9,7 @@
 
 namespace megamoe::verify {
 
-/// Forward calls of a session's layer on device copies of its tensors.
+/// Calls of a session's layer on device copies of its tensors.
 class UncheckedCalls {
  public:
   UncheckedCalls(RankSession& session, const Communicator& group)
@@ -21,9 +21,21 @@ class UncheckedCalls {
               {copies_.upload(host.experts.gate), copies_.upload(host.experts.up),
                copies_.upload(host.experts.down)}};
     output_ = {copies_.upload(session.data().forward_output().y)};
+    backward_input_ = {input_.x, copies_.upload(session.data().backward_input().dy),
+                       input_.experts};
+    const BackwardOutput gradients = session.data().backward_output();
+    backward_output_ = {
+        copies_.upload(gradients.dx),
+        copies_.upload(gradients.dweights),
+        {copies_.upload(gradients.experts.gate), copies_.upload(gradients.experts.up),
+         copies_.upload(gradients.experts.down)}};
   }
 
-  void forward() { layer_.forward(input_, output_, copies_.stream()); }
+  CallContext forward() { return layer_.forward(input_, output_, copies_.stream()); }
+  void backward(const CallContext& call) {
+    layer_.backward(call, backward_input_, backward_output_, copies_.stream());
+  }
+  [[nodiscard]] Stream stream() const { return copies_.stream(); }
   void synchronize() const {
     cuda::check(cudaStreamSynchronize(static_cast<cudaStream_t>(copies_.stream().handle)),
                 "unchecked calls");
@@ -34,6 +46,8 @@ class UncheckedCalls {
   DeviceCopies copies_;
   ForwardInput input_;
   ForwardOutput output_;
+  BackwardInput backward_input_;
+  BackwardOutput backward_output_;
 };
 
 }  // namespace megamoe::verify

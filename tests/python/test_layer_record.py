@@ -23,7 +23,7 @@ OURS = SIZE | {
     "backward_tail_share": 0.01,
     "peers_awaited_share": 0.0,
     "summed_beside_share": 1.0,
-    "forward_stages_ms": {"gate_up": 0.6, "down": 0.4},
+    "forward_stages_ms": {"gate_up": 0.6, "down": 0.4, "reduce": 0.25},
     "backward_stages_ms": {"p": 0.5},
     "hardware": "2 x NVIDIA H200",
     "command": "megamoe bench",
@@ -84,6 +84,8 @@ def test_sizes_and_runs_have_their_own_tables(written):
         "## 2 ranks of 1024 tokens, run one",
         "## 2 ranks of 8192 tokens, run two",
     ]
+    assert "| forward: products together, of all stages | 1.00 (0.80) |" in text
+    assert "| backward: products together, of all stages | 0.50 (1.00) |" in text
     assert "| forward: gate_up | 0.60 |" in text and "| 1.7% | 2.6% | 6.0% | 1.0% | 0.0% | 100.0% |" in text
 
 

@@ -87,6 +87,7 @@ def test_what_falls_short_is_named(record, tmp_path, files, monkeypatch):
     _, text = written(record, tmp_path, files, monkeypatch)
     assert "Missed:\n\n- qwen3-30b (b) down: 0.500 P, asked 0.66\n" in text and "All hold" not in text
     assert "At other shapes slower than torch's:\n\n- mixtral (d) dx: 700 TFLOP/s, torch's 777\n" in text
+    assert "slower than torch's product without one:\n\n- mixtral (d) dx: 700 TFLOP/s, torch's 777\n\n##" in text
     record.LEAST_SHARES = {"qwen3-30b": {"down": 0.49}}
     assert "All hold." in written(record, tmp_path, files, monkeypatch)[1]
     record.LEAST_SHARES["mixtral"] = {}
