@@ -35,8 +35,9 @@ struct GroupedRows {
   int num_groups = 0;
 };
 
-/// Which operand the two CTAs of a cluster share; `automatic` takes the documented heuristic. Bits
-/// do not depend on it. Kernels with an activation other than SwiGLU always share channels.
+/// Which operand a cluster's CTAs share; `automatic` takes the documented heuristic. Bits do not
+/// depend on it. Kernels with an activation other than SwiGLU always share channels; fp32 weight
+/// gradients share rows (lines), and with `channels` both operands, in clusters of four.
 enum class Sharing { automatic, rows, channels };
 
 struct LaunchOptions {
