@@ -185,7 +185,7 @@ TEST(CudaFailures, AWorkspaceThatDoesNotFitIsRefusedWithItsSizeOnEveryRank) {
   large.row_capacity = 1 << 20;
   const std::string bytes = std::to_string(workspace_bytes(large, 2).symmetric) + " bytes";
   run_ranks(2, [&](Communicator& threads) {
-    const BackendGroup backend_group(threads, Backend::cuda);
+    const BackendGroup backend_group(threads, {});
     Communicator& group = backend_group.get();
     for (int attempt = 0; attempt < 2; ++attempt) {
       expect_error(ErrorCode::out_of_memory, {"could not allocate", bytes, "symmetric heap"},
