@@ -1,6 +1,7 @@
 """Expert-parallel groups: from a torch.distributed group to the library's communicator."""
 
 import copy
+import enum
 import os
 import pathlib
 import socket
@@ -15,14 +16,16 @@ _ONE_RANK = "one rank"
 _connected: dict = {}
 
 
-class _Alone:
-    """Stands for a group of this process alone, whether torch.distributed is initialised or not."""
+class _Alone(enum.Enum):
+    """Stands for a group of this process alone, whether torch.distributed is initialised or not.
 
-    def __reduce__(self) -> str:
-        return "ALONE"  # copies and files name it: there is one
+    An enum, for of its own classes torch.compile takes no others as constants; copies and files name its member.
+    """
+
+    ALONE = "one rank"
 
 
-ALONE = _Alone()
+ALONE = _Alone.ALONE
 
 
 class _NotStored:

@@ -4,6 +4,7 @@ Legend: T tokens of this rank (leading dimensions flattened), K slots, H hidden,
 """
 
 import contextlib
+import numbers
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ _ops = torch.ops.megamoe
 
 #: The operator's tensors, by name.
 _TENSORS = ("x", "expert_ids", "weights", "gate_up", "down", "gate_up_main_grad", "down_main_grad")
+#: What is told to the peers. Others end the program, or are no mistakes: by an exception torch's checkpoint ends a call
+#: that it runs again.
+_MISTAKES = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def _refuse_other_devices(device, *tensors):
@@ -66,22 +70,39 @@ class refused_by_all:
         pass
 
     def __exit__(self, kind, error, traceback) -> None:
-        # Others end the program, or are no mistakes: by an exception torch's checkpoint ends a call that it runs again.
-        if isinstance(error, (AttributeError, LookupError, RuntimeError, TypeError, ValueError)):
-            _refuse(error, self.group, self.like)
+        if isinstance(error, _MISTAKES) and _groups.size(self.group) > 1:
+            device = self.like.device if isinstance(self.like, Tensor) and self.like.is_cuda else "cpu"
+            inputs = _absent(5, device)
+            _refuse(error, _groups.connected_name(self.group), _ops.forward.default, *inputs, None, None)
 
 
-def _refuse(error: Exception, group, like) -> None:
+class _backward_refused_by_all:
+    """The same before the backward operator. `name` is the group's, `device` the call's."""
+
+    def __init__(self, name: str, device: torch.device):
+        self.name, self.device = name, device
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind, error, traceback) -> None:
+        if isinstance(error, _MISTAKES):
+            dy, *inputs = _absent(6, self.device)
+            call = torch.empty(0, dtype=torch.int64, device="cpu")
+            _refuse(error, self.name, _ops.backward.default, dy, call, *inputs)
+
+
+def _absent(number: int, device) -> list[Tensor]:
+    return [torch.empty(0, 0, device=device)] * number
+
+
+def _refuse(error: Exception, name: str, operator, *tensors) -> None:
     """Makes a call that the operator refuses on this rank, with the error's text for its peers."""
-    if _groups.size(group) == 1:
-        return
-    on_cuda = isinstance(like, Tensor) and like.is_cuda
-    nothing = torch.empty(0, 0, device=like.device if on_cuda else "cpu")
     # The only text of a caller's that the operator repeats, so the peers' message begins with `activation is "..."`.
     instead_of_activation = f"none: the call failed before: {type(error).__name__}: {error}"
-    options = (_groups.connected_name(group), instead_of_activation, 0.0, True, True, 0, 0, 0)
+    options = (name, instead_of_activation, 0.0, True, True, 0, 0, 0)
     with contextlib.suppress(RuntimeError), torch.no_grad():
-        _ops.forward.default(*[nothing] * 5, None, None, *options)
+        operator(*tensors, *options)
 
 
 def refuse_meta(name: str, tensor: Tensor) -> None:
@@ -112,14 +133,19 @@ class _Forward(torch.autograd.Function):
         ctx.save_for_backward(call, x, expert_ids, weights, gate_up, down)
         # Not saved tensors: the backward calls of other micro-batches add to them in between, and may.
         ctx.main_grads = (gate_up_main_grad, down_main_grad)
-        ctx.options = options
+        ctx.options, ctx.device = options, x.device
+        ctx.has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
         ctx.set_materialize_grads(False)  # `call` has none
         return y, call
 
     @staticmethod
     def backward(ctx, dy, _):
-        refuse_second_derivatives()
-        call, x, *others = ctx.saved_tensors
+        refused_by_peers = _backward_refused_by_all(ctx.options[0], ctx.device)
+        with refused_by_peers:
+            refuse_second_derivatives()
+        # Hooks may make the forward call again (checkpointing): what they raise, peers may have met in that call.
+        with contextlib.nullcontext() if ctx.has_hooks else refused_by_peers:
+            call, x, *others = ctx.saved_tensors
         if dy is None:
             dy = torch.zeros_like(x)  # the call is collective: peers make theirs
         gate_up_main_grad, down_main_grad = ctx.main_grads
@@ -208,20 +234,60 @@ def moe(
             option by its name, an id out of range with its place, too many rows, a rank that failed or did not come.
             On CUDA a rank raises its own mistakes at once; what the device finds and what other ranks refuse is raised
             by the next call on the group or by ``megamoe.check``.
+        TypeError: likewise, on the rank that gave an argument of a wrong type or a sparse tensor.
     """
     name = _groups.connected_name(group)
     options = (activation, activation_limit, not recompute, overlap_comm)
     limits = (max_tokens or 0, row_capacity or 0, num_sms or 0)
-    tensors = (x, expert_ids, weights, gate_up, down, *(main_grads or (None, None)))
+    tensors = (x, expert_ids, weights, gate_up, down)
     if torch.compiler.is_compiling():
         # Only the compiler has to see the operator as such: the other way is shorter by one through the dispatcher.
-        y, _ = _ops.forward.default(*_converted(group, *tensors), name, *options, *limits)
+        tensors = _converted(group, *tensors, *_pair_of(main_grads))
+        y, _ = _ops.forward.default(*tensors, name, *options, *limits)
         return y
     with refused_by_all(group, down):
+        tensors += _pair_of(main_grads)
+        _refuse_types(tensors, activation, activation_limit, overlap_comm)
+        _refuse_types_of_limits(max_tokens=max_tokens, row_capacity=row_capacity, num_sms=num_sms)
         tensors = _converted(group, *tensors)
         _refuse_other_devices(tensors[0].device, *tensors)
     y, _ = _forward(*tensors, name, *options, *limits)
     return y
+
+
+def _pair_of(main_grads) -> tuple[Tensor | None, Tensor | None]:
+    if main_grads is None:
+        return None, None
+    if not isinstance(main_grads, (tuple, list)) or len(main_grads) != 2:
+        raise TypeError("main_grads must be a pair of tensors, for gate_up and for down")
+    return tuple(main_grads)
+
+
+# The dispatcher would refuse these too, but before the operator, where no peer learns of it.
+
+
+def _refuse_types(tensors, activation, activation_limit, overlap_comm) -> None:
+    for name, tensor in zip(_TENSORS, tensors):
+        if tensor is None and name.endswith("main_grad"):
+            continue
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, is {type(tensor).__name__}")
+        if tensor.layout != torch.strided:
+            raise TypeError(f"{name} must be a dense tensor, has the layout {tensor.layout}")
+    if not isinstance(activation, str):
+        raise TypeError(f"activation must be a str, is {type(activation).__name__}")
+    if not isinstance(activation_limit, (float, numbers.Real, torch.SymFloat)):
+        raise TypeError(f"activation_limit must be a float, is {type(activation_limit).__name__}")
+    if not isinstance(overlap_comm, (bool, numbers.Integral)):
+        raise TypeError(f"overlap_comm must be a bool, is {type(overlap_comm).__name__}")
+
+
+def _refuse_types_of_limits(**limits) -> None:
+    for name, limit in limits.items():
+        if limit is not None and not isinstance(limit, (int, numbers.Integral, torch.SymInt)):
+            raise TypeError(f"{name} must be an int, is {type(limit).__name__}")
+        if isinstance(limit, int) and not -(2**63) <= limit < 2**63:
+            raise ValueError(f"{name} is {limit}, must have 64 bits")
 
 
 def _converted(group, x, expert_ids, weights, gate_up, down, *main_grads):

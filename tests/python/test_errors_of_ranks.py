@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from ranks import NUM_RANKS, SPLITS, message_of, part_of, run_ranks
 from reference import make_problem, results
+from torch.utils.checkpoint import checkpoint
 
 
 def refusals(rank):
@@ -80,20 +81,63 @@ def mistakes_before_the_operator(rank):
         try:
             call(mistaken if rank == 1 else right)
             return "no error", 0.0
-        except (RuntimeError, ValueError, AttributeError) as error:
+        except (RuntimeError, ValueError, TypeError, AttributeError) as error:
             return f"{type(error).__name__}: {error}", time.monotonic() - start
+
+    def with_weights(given):
+        return megamoe.moe(x, ids, given, *experts)
+
+    def with_option(option):
+        return megamoe.moe(x, ids, slot_weights, *experts, **option)
 
     messages = {
         "not finite": found(layer, not_finite, x),
         "hidden size": found(layer, x[:, :32], x),
         "no memory": found(layer, x.to("meta"), x),
-        "no tensor": found(lambda given: megamoe.moe(x, ids, given, *experts), None, slot_weights),
+        "no tensor": found(with_weights, None, slot_weights),
+        "sparse": found(with_weights, slot_weights.to_sparse(), slot_weights),
+        "no text": found(with_option, {"activation": None}, {}),
+        "no number": found(with_option, {"activation_limit": "7"}, {}),
+        "no integer": found(with_option, {"max_tokens": 6.5}, {}),
+        "too large an integer": found(with_option, {"row_capacity": 2**63}, {}),
+        "no truth value": found(with_option, {"overlap_comm": "off"}, {}),
+        "no pair": found(with_option, {"main_grads": experts[:1]}, {}),
         "short form": found(lambda given: megamoe.moe_overlapping_backward_op(given, weights, ids), x[:, :32], x),
     }
+    messages |= mistakes_before_the_backward_operator(found, x, ids, slot_weights, experts)
     y = layer(x)  # which is usable all the same
     routing = layer.router(x)
     assert torch.equal(y, megamoe.moe(x, routing.expert_ids, routing.weights, *experts))
     return messages
+
+
+def mistakes_before_the_backward_operator(found, x, ids, slot_weights, experts):
+    def change_x(factor):
+        given = x.clone()
+        y = megamoe.moe(given, ids, slot_weights.clone().requires_grad_(), *experts)
+        if factor != 1:
+            given *= factor
+        y.sum().backward()
+
+    def differentiate(create_graph):
+        given = x.clone().requires_grad_()
+        y = megamoe.moe(given, ids, slot_weights, *experts)
+        torch.autograd.grad(y.sum(), [given], create_graph=create_graph)
+
+    def checkpoint_it(dtypes):
+        rest = iter(dtypes)
+        given = x.clone().requires_grad_()
+        y = checkpoint(lambda x: with_dtype(x, next(rest)), given, use_reentrant=False)
+        y.sum().backward()
+
+    def with_dtype(given, dtype):
+        return megamoe.moe(given.to(dtype), ids, slot_weights, *experts)
+
+    return {
+        "recomputed": found(checkpoint_it, (torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16)),
+        "changed before backward": found(change_x, 2, 1),
+        "second derivatives": found(differentiate, True, False),
+    }
 
 
 def test_an_error_before_the_operator_is_raised_on_all_at_once(tmp_path):
@@ -102,12 +146,22 @@ def test_an_error_before_the_operator_is_raised_on_all_at_once(tmp_path):
         "not finite": "RuntimeError: logits of token 1, expert 0 is nan; logits must be finite",
         "hidden size": "RuntimeError: mat1 and mat2 shapes cannot be multiplied (6x32 and 64x8)",
         "no memory": "RuntimeError: x is on device meta",
-        "no tensor": "AttributeError: 'NoneType' object has no attribute 'is_floating_point'",
+        "no tensor": "TypeError: weights must be a torch.Tensor, is NoneType",
+        "sparse": "TypeError: weights must be a dense tensor, has the layout torch.sparse_coo",
+        "no text": "TypeError: activation must be a str, is NoneType",
+        "no number": "TypeError: activation_limit must be a float, is str",
+        "no integer": "TypeError: max_tokens must be an int, is float",
+        "too large an integer": "ValueError: row_capacity is 9223372036854775808, must have 64 bits",
+        "no truth value": "TypeError: overlap_comm must be a bool, is str",
+        "no pair": "TypeError: main_grads must be a pair of tensors",
+        "recomputed": "RuntimeError: x must be bf16, is fp32",
+        "changed before backward": "RuntimeError: one of the variables needed for gradient computation has been modified",
+        "second derivatives": "RuntimeError: megamoe has no second derivatives",
         "short form": "ValueError: weights must have shape [E, H, D] with H = 32 of hidden_states",
     }.items():
         (of_peer, seconds), (own, _) = rank_0[name], rank_1[name]
         assert own.startswith(message), (name, own)
-        assert of_peer.startswith("RuntimeError: rank 1: ") and message in of_peer and seconds < 30, (name, of_peer)
+        assert of_peer.startswith("RuntimeError: rank 1: ") and message.split(": ", 1)[1] in of_peer and seconds < 30, (name, of_peer)
 
 
 def one_rank_raises(rank):

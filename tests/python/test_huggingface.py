@@ -122,6 +122,15 @@ def test_it_is_chosen_by_name_at_construction_and_learns(device):
     assert losses[-1] < 0.8 * losses[0]
 
 
+def test_the_compiled_model_is_the_eager_model():
+    model = make_model("qwen3_moe")
+    model.set_experts_implementation("megamoe")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for num_tokens in (24, 9):
+        tokens = make_batch()[:, :num_tokens]
+        assert torch.equal(compiled(input_ids=tokens).logits, model(input_ids=tokens).logits)
+
+
 def test_gradient_checkpointing_of_the_model(device):
     model, tokens = make_model("qwen3_moe"), make_batch()
     model.set_experts_implementation("megamoe")

@@ -250,6 +250,16 @@ def test_other_ways_of_checkpointing_keep_the_auxiliary_loss(run):
     assert expected.norm() > 0 and torch.equal(router_gradient(run), expected)
 
 
+def test_a_compiled_function_may_checkpoint_the_layer():
+    def run(layer, x):
+        compiled = torch.compile(with_attribute(False), fullgraph=True, backend="aot_eager")
+        with torch._dynamo.config.patch(skip_fwd_side_effects_in_bwd_under_checkpoint=True):
+            return compiled(layer, x)
+
+    expected = router_gradient(lambda layer, x: (layer(x), layer.auxiliary_loss))
+    assert error(router_gradient(run), expected) <= 2**-16 * expected.norm()
+
+
 # ---- Short form ------------------------------------------------------------------------------------------
 
 
