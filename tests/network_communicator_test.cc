@@ -410,6 +410,15 @@ TEST(Rendezvous, NobodyThere) {
       << error.what();
 }
 
+/// Debian gives a machine's name the address 127.0.1.1.
+TEST(Rendezvous, AtAnyLoopbackAddress) {
+  const std::string port = std::to_string(network::port_of(network::listen_on({"127.0.1.1", 0})));
+  expect_all_succeed(run_processes(3, [&](const std::string& /*name*/, int rank) {
+    make_network_communicator({rank, 3, "127.0.1.1:" + port, "host" + std::to_string(rank)}, 5.0)
+        ->barrier("b", kDeadline);
+  }));
+}
+
 TEST(Rendezvous, RanksThatDoNotFitAreRefused) {
   const std::string rendezvous = free_rendezvous();
   std::thread first([&] {
