@@ -169,9 +169,16 @@ Membership join(const Endpoint& rendezvous, const NetworkOptions& options,
   greeting.member.port = port_of(membership.listener);
   const Deadline answered(deadline.seconds() + kAnswerGraceS);
   Answer answer;
+  const auto lost = [&] {
+    if (answered.has_passed()) fail("no answer: the group has not formed");
+    throw Error(ErrorCode::peer_failed,
+                "rank " + std::to_string(options.rank) + " reached " + options.rendezvous +
+                    ", which ended the connection before the group had formed: rank 0 has gone, "
+                    "or something else listens there");
+  };
   if (!send_all(*socket, &greeting, sizeof greeting, answered) ||
       !receive_all(*socket, &answer, sizeof answer, answered)) {
-    fail("no answer: it has gone, or the group has not formed");
+    lost();
   }
   if (answer.magic != kMagic) {
     throw Error(ErrorCode::config_mismatch, "what listens at " + options.rendezvous +
@@ -182,7 +189,7 @@ Membership join(const Endpoint& rendezvous, const NetworkOptions& options,
   membership.members_R.resize(options.num_ranks);
   if (!receive_all(*socket, membership.members_R.data(),
                    membership.members_R.size() * sizeof(Member), answered)) {
-    fail("it has gone");
+    lost();
   }
   return membership;
 }
