@@ -410,6 +410,28 @@ TEST(Rendezvous, NobodyThere) {
       << error.what();
 }
 
+TEST(Rendezvous, WhatEndsTheConnectionIsNotTakenForASlowGroup) {
+  const network::Socket listener = network::listen_on({"127.0.0.1", 0});
+  const std::string rendezvous = "127.0.0.1:" + std::to_string(network::port_of(listener));
+  std::thread stranger([&] { network::accept_from(listener, network::Deadline(10.0)); });
+  const Error error = error_of([&] {
+    make_network_communicator({1, 2, rendezvous, "host"}, kDeadline);
+  });
+  stranger.join();
+  EXPECT_EQ(error.code(), ErrorCode::peer_failed);
+  EXPECT_TRUE(contains(error, ("rank 1 reached " + rendezvous).c_str())) << error.what();
+  EXPECT_FALSE(contains(error, "waited")) << error.what();
+}
+
+/// Debian gives a machine's name the address 127.0.1.1.
+TEST(Rendezvous, AtAnyLoopbackAddress) {
+  const std::string port = std::to_string(network::port_of(network::listen_on({"127.0.1.1", 0})));
+  expect_all_succeed(run_processes(3, [&](const std::string& /*name*/, int rank) {
+    make_network_communicator({rank, 3, "127.0.1.1:" + port, "host" + std::to_string(rank)}, 5.0)
+        ->barrier("b", kDeadline);
+  }));
+}
+
 TEST(Rendezvous, RanksThatDoNotFitAreRefused) {
   const std::string rendezvous = free_rendezvous();
   std::thread first([&] {

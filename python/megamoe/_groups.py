@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 _ONE_RANK = "one rank"
+#: The library's limit (NetworkOptions::host_name).
+_MAX_HOST_BYTES = 200
 # Name of a group -> the torch group that it was made for. A later group of the same name is another one.
 _connected: dict = {}
 
@@ -116,6 +118,7 @@ def init(
             MASTER_ADDR, where rank 0 is the first of all processes, else the name of its machine, and a free port.
 
     Raises:
+        TypeError, ValueError: host or rendezvous of any rank; raised on all.
         RuntimeError: a rank that does not come; hosts with different numbers of ranks, or that are not in order.
     """
     torch_group = resolve(group)
@@ -145,9 +148,20 @@ def _agree_on_meeting(torch_group, host: str, rendezvous: str | None) -> tuple[s
     mine = (host, f"megamoe-{uuid.uuid4().hex}", rendezvous or _own_rendezvous(torch_group))
     everyone = [None] * size
     dist.all_gather_object(everyone, mine, group=torch_group)
+    _check_meeting(everyone)
     if len({host for host, _, _ in everyone}) == 1:
         return everyone[0][1], "", ""
     return "", everyone[0][2], host
+
+
+def _check_meeting(everyone: list) -> None:
+    """Of all ranks, so that what one of them gave is raised on all: the others would wait for it."""
+    for rank, (host, _, rendezvous) in enumerate(everyone):
+        for name, value in (("host", host), ("rendezvous", rendezvous)):
+            if not isinstance(value, str):
+                raise TypeError(f"rank {rank}: {name} must be a str, is {type(value).__name__}")
+        if len(host.encode()) > _MAX_HOST_BYTES:
+            raise ValueError(f"rank {rank}: host has {len(host.encode())} bytes, at most {_MAX_HOST_BYTES} are taken")
 
 
 def _own_rendezvous(torch_group) -> str:

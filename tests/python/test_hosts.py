@@ -28,6 +28,17 @@ def on_hosts_of_their_own(rank):
     return found
 
 
+def refused_meetings(rank):
+    """What megamoe.init raises where rank 1 gives what no rank can use."""
+
+    def refusal(**given):
+        with pytest.raises((TypeError, ValueError)) as raised:
+            megamoe.init(**({"host": "host 0", "entry_deadline_s": 10.0} | (given if rank == 1 else {})))
+        return f"{raised.type.__name__}: {raised.value}"
+
+    return [refusal(host=5), refusal(host="x" * 201), refusal(host="host 1", rendezvous=29501)]
+
+
 @pytest.fixture(scope="module")
 def two_hosts(tmp_path_factory, device_of_ranks):
     return run_ranks(on_hosts_of_their_own, NUM_RANKS, tmp_path_factory.mktemp("hosts"), device=device_of_ranks)
@@ -42,3 +53,12 @@ def test_two_hosts_give_the_bits_of_one_rank(two_hosts, name):
 def test_hosts_learn_of_each_others_errors(two_hosts):
     messages = [found["message"] for found in two_hosts]
     assert messages[1].startswith("x must be bf16") and messages[0] == f"rank 1: {messages[1]}", messages
+
+
+def test_what_a_rank_gives_is_refused_on_all(tmp_path):
+    for refusals in run_ranks(refused_meetings, NUM_RANKS, tmp_path):
+        assert refusals == [
+            "TypeError: rank 1: host must be a str, is int",
+            "ValueError: rank 1: host has 201 bytes, at most 200 are taken",
+            "TypeError: rank 1: rendezvous must be a str, is int",
+        ]

@@ -113,10 +113,21 @@ void NcclLink::settle(const char* what, double deadline_s) {
     } else if (Clock::now() - start > std::chrono::duration<double>(deadline_s)) {
       end(Error(ErrorCode::deadline_exceeded,
                 who + what + " could not be begun in " + std::to_string(deadline_s) + " s"));
+    } else if (!watcher_.joinable()) {
+      end_if_a_peer_left(what);
     }
     throw_if_over();
     std::this_thread::yield();
   }
+}
+
+void NcclLink::end_if_a_peer_left(const char* what) {
+  const std::vector<int> left = left_among(other_hosts());
+  if (left.empty()) return;
+  if (!lost_peer_) lost_peer_ = Clock::now();
+  if (Clock::now() - *lost_peer_ < kGrace) return;
+  end(Error(ErrorCode::peer_failed, "rank " + std::to_string(rank_) + " waited for " + what +
+                                        " of " + peers_on(left) + " by network, which left"));
 }
 
 void NcclLink::send_and_receive(std::span<const cuda::HostMessage> sends,
@@ -177,6 +188,7 @@ double NcclLink::greet(const cuda::DeviceMemory& memory, std::int64_t bytes, dou
                 "rank " + std::to_string(rank_) + " waited " + std::to_string(deadline_s) +
                     " s for the first message of " + peers_on(hosts) + " by network"));
     }
+    end_if_a_peer_left("the first message");
     throw_if_over();
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }

@@ -59,6 +59,8 @@ class NcclLink final : public cuda::HostLink {
   void settle(const char* what, double deadline_s);
   /// Connects to all hosts and measures the link.
   void connect(double deadline_s);
+  /// Of the construction, which nobody watches: ends the link where a peer has left.
+  void end_if_a_peer_left(const char* what);
   /// Sends `bytes` to every host, which does the same, and waits; returns the seconds.
   double greet(const cuda::DeviceMemory& memory, std::int64_t bytes, double deadline_s);
   Transfer take_transfer();
@@ -83,6 +85,7 @@ class NcclLink final : public cuda::HostLink {
   std::condition_variable wake_;
   ncclComm_t comm_ = nullptr;
   std::optional<Error> failure_;
+  std::optional<Clock::time_point> lost_peer_;  ///< in the construction
   std::deque<Transfer> pending_;
   std::vector<Transfer> spare_;
   bool is_ending_ = false;

@@ -69,6 +69,18 @@ std::string missing_ranks(const std::vector<Socket>& ranks) {
   return missing;
 }
 
+/// Whether all connections of a group that meets there stay on the loopback interface.
+bool stays_on_loopback(const Endpoint& rendezvous) {
+  return rendezvous.address == "localhost" || is_loopback(rendezvous.address);
+}
+
+/// Where the others reach a rank that has connected to rank 0. A rank that stays on the loopback
+/// interface listens at the rendezvous's address, whatever address it connects from (127.0.0.1 also
+/// where it connects to 127.0.1.1).
+std::string address_of_rank(const Endpoint& rendezvous, const Socket& socket) {
+  return is_loopback(rendezvous.address) ? rendezvous.address : peer_address(socket);
+}
+
 /// Ranks that rank 0 sees on the loopback interface are on its machine: others reach them where
 /// they reach rank 0, at the address of its own end of their connections.
 void replace_loopback(std::vector<Member>& members, const std::vector<Socket>& ranks) {
@@ -83,7 +95,8 @@ void replace_loopback(std::vector<Member>& members, const std::vector<Socket>& r
 }
 
 /// Rank 0's part.
-Membership gather(const NetworkOptions& options, Socket listener, const Deadline& deadline) {
+Membership gather(const Endpoint& rendezvous, const NetworkOptions& options, Socket listener,
+                  const Deadline& deadline) {
   Membership membership;
   membership.members_R.resize(options.num_ranks);
   std::vector<Socket> ranks(options.num_ranks);  // [0] stays closed
@@ -115,7 +128,7 @@ Membership gather(const NetworkOptions& options, Socket listener, const Deadline
     Member& member = membership.members_R[greeting.rank];
     member = greeting.member;
     member.host.back() = '\0';
-    copy_text(peer_address(*socket), member.address);
+    copy_text(address_of_rank(rendezvous, *socket), member.address);
     ranks[greeting.rank] = std::move(*socket);
     ++num_joined;
   }
@@ -156,9 +169,16 @@ Membership join(const Endpoint& rendezvous, const NetworkOptions& options,
   greeting.member.port = port_of(membership.listener);
   const Deadline answered(deadline.seconds() + kAnswerGraceS);
   Answer answer;
+  const auto lost = [&] {
+    if (answered.has_passed()) fail("no answer: the group has not formed");
+    throw Error(ErrorCode::peer_failed,
+                "rank " + std::to_string(options.rank) + " reached " + options.rendezvous +
+                    ", which ended the connection before the group had formed: rank 0 has gone, "
+                    "or something else listens there");
+  };
   if (!send_all(*socket, &greeting, sizeof greeting, answered) ||
       !receive_all(*socket, &answer, sizeof answer, answered)) {
-    fail("no answer: it has gone, or the group has not formed");
+    lost();
   }
   if (answer.magic != kMagic) {
     throw Error(ErrorCode::config_mismatch, "what listens at " + options.rendezvous +
@@ -169,7 +189,7 @@ Membership join(const Endpoint& rendezvous, const NetworkOptions& options,
   membership.members_R.resize(options.num_ranks);
   if (!receive_all(*socket, membership.members_R.data(),
                    membership.members_R.size() * sizeof(Member), answered)) {
-    fail("it has gone");
+    lost();
   }
   return membership;
 }
@@ -202,13 +222,12 @@ std::string this_host() {
 Socket listen_at(const Endpoint& rendezvous) {
   // Every address, because the name of the own machine may well resolve to loopback there, and to
   // something else on its peers.
-  const bool stays = rendezvous.address == "localhost" || is_loopback(rendezvous.address);
-  return listen_on({stays ? rendezvous.address : "", rendezvous.port});
+  return listen_on({stays_on_loopback(rendezvous) ? rendezvous.address : "", rendezvous.port});
 }
 
 Membership meet_at(const Endpoint& rendezvous, const NetworkOptions& options, Socket listener,
                    const Deadline& deadline) {
-  return options.rank == 0 ? gather(options, std::move(listener), deadline)
+  return options.rank == 0 ? gather(rendezvous, options, std::move(listener), deadline)
                            : join(rendezvous, options, deadline);
 }
 

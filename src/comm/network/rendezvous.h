@@ -39,8 +39,8 @@ std::string this_host();
 Socket listen_at(const Endpoint& rendezvous);
 
 /// Collective. `listener` is rank 0's, from listen_at(); the others need none. Throws
-/// deadline_exceeded naming who is missing, config_mismatch and invalid_argument for ranks that do
-/// not fit together.
+/// deadline_exceeded naming who is missing, peer_failed where rank 0 goes meanwhile,
+/// config_mismatch and invalid_argument for ranks that do not fit together.
 Membership meet_at(const Endpoint& rendezvous, const NetworkOptions& options, Socket listener,
                    const Deadline& deadline);
 
