@@ -78,15 +78,7 @@ TEST(Departures, AProcessThatIsKilledComesBeforeOneThatLeavesBecauseOfIt) {
 TEST(Departures, AForkedChildIsNotTheRank) {
   expect_all_succeed(run_processes(2, [](const std::string& name, int rank) {
     auto group = make_process_communicator(name, rank, 2, kDeadline);
-    const pid_t child = fork();
-    if (child == 0) {
-      alarm(20);
-      group.reset();
-      _exit(0);
-    }
-    int status = -1;
-    waitpid(child, &status, 0);
-    expect(status == 0, "the child ends");
+    expect_child_ends([&] { group.reset(); });
     group->barrier("both children have ended", kDeadline);
     expect(group->departures().empty(), "nobody has left");
     group->barrier("the end", kDeadline);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "layer/workspace.h"
 #include "layer_fixture.h"
 
 namespace megamoe::verify {
@@ -144,6 +145,27 @@ inline std::vector<Case> all_cases() {
       activated("ungated", ActivationKind::relu2),
   };
   return cases;
+}
+
+/// Three forward calls, then their backward calls in another order; before each call every rank's
+/// workspace is filled with NaN.
+inline LayerTensors run_contexts_in_any_order(const Problem& problem, const RunOptions& options) {
+  return run_sessions(problem, options, [&](RankSession& session, Communicator& group) {
+    const auto poison_all = [&] {
+      group.barrier("before poison", 60.0);
+      poison(session.workspace());
+      group.barrier("after poison", 60.0);
+    };
+    std::vector<CallContext> contexts;
+    for (int i = 0; i < 3; ++i) {
+      poison_all();
+      contexts.push_back(session.forward());
+    }
+    for (const int i : {1, 2, 0}) {
+      poison_all();
+      session.backward(contexts[i]);
+    }
+  });
 }
 
 }  // namespace megamoe::verify

@@ -75,23 +75,7 @@ TEST_P(Hosts, ContextsInAnyOrderAndPoisonedMemory) {
   options.num_hosts = 1;
   const LayerTensors one_host = run_layer(problem, options);
   options.num_hosts = layout.num_hosts;
-  const LayerTensors hosts =
-      run_sessions(problem, options, [&](RankSession& session, Communicator& group) {
-        const auto poison_all = [&] {
-          group.barrier("before poison", 60.0);
-          poison(session.workspace());
-          group.barrier("after poison", 60.0);
-        };
-        std::vector<CallContext> contexts;
-        for (int i = 0; i < 3; ++i) {
-          poison_all();
-          contexts.push_back(session.forward());
-        }
-        for (const int i : {1, 2, 0}) {
-          poison_all();
-          session.backward(contexts[i]);
-        }
-      });
+  const LayerTensors hosts = run_contexts_in_any_order(problem, options);
   EXPECT_EQ(differing_tensors(hosts, one_host), "");
 }
 

@@ -91,16 +91,10 @@ TEST(PeerWatch, AForkedChildIsNotTheRank) {
     auto group = make_process_communicator(name, rank, 2, kDeadline);
     Words words;
     auto watch = std::make_unique<PeerWatch>(*group, words.data());
-    const pid_t child = fork();
-    if (child == 0) {
-      alarm(20);
+    expect_child_ends([&] {
       watch.reset();
       group.reset();
-      _exit(0);
-    }
-    int status = -1;
-    waitpid(child, &status, 0);
-    expect(status == 0, "the child ends");
+    });
     group->barrier("both children have ended", kDeadline);
     expect(group->departures().empty(), "nobody has left");
     std::this_thread::sleep_for(kSomeLooks);

@@ -50,6 +50,19 @@ inline void expect(bool holds, const char* what) {
   _exit(8);
 }
 
+/// In a rank's process: runs `work` in a child of it, which must end by itself.
+inline void expect_child_ends(const std::function<void()>& work) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    work();
+    _exit(0);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  expect(status == 0, "the child ends");
+}
+
 inline void expect_all_succeed(const std::vector<int>& statuses) {
   for (std::size_t rank = 0; rank < statuses.size(); ++rank) {
     EXPECT_TRUE(WIFEXITED(statuses[rank]) && WEXITSTATUS(statuses[rank]) == 0) << "rank " << rank;

@@ -103,23 +103,7 @@ TEST_P(StandInHosts, ContextsInAnyOrderAndPoisonedMemory) {
   RunOptions options;
   const LayerTensors one_rank = result_of_one_rank(problem, options);
   options.num_hosts = layout.num_hosts;
-  const LayerTensors hosts =
-      run_sessions(problem, options, [&](RankSession& session, Communicator& group) {
-        const auto poison_all = [&] {
-          group.barrier("before poison", 60.0);
-          poison(session.workspace());
-          group.barrier("after poison", 60.0);
-        };
-        std::vector<CallContext> contexts;
-        for (int i = 0; i < 3; ++i) {
-          poison_all();
-          contexts.push_back(session.forward());
-        }
-        for (const int i : {1, 2, 0}) {
-          poison_all();
-          session.backward(contexts[i]);
-        }
-      });
+  const LayerTensors hosts = run_contexts_in_any_order(problem, options);
   EXPECT_EQ(differing_tensors(hosts, one_rank), "");
 }
 

@@ -6,16 +6,6 @@
 namespace megamoe::gpu {
 namespace {
 
-__device__ void copy_chunk(const RowCut& cut, const PullUnit& unit, const Vector* from,
-                           bf16* rows_CH, std::int64_t hidden) {
-  ChunkInRegisters registers;
-  load_chunk(cut, unit.chunk, from, registers);
-  for (int i = 0; i < unit.num_rows; ++i) {
-    const int row = __shfl_sync(0xffffffffU, unit.row, i);
-    store_chunk(cut, unit.chunk, registers, row_of(rows_CH, row, hidden));
-  }
-}
-
 template <CallKind kKind>
 __global__ __launch_bounds__(kMoverThreads) void pull_kernel(const __grid_constant__ RankView view,
                                                              std::byte* plan, const PulledRows rows,

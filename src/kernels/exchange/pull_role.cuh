@@ -18,20 +18,26 @@ struct PullUnit {
   std::int32_t slot;  ///< and its slot at the source
 };
 
-/// Calls body(unit) for the warp's share of all pulls of this rank: own tokens first, then the next
-/// rank's, so that not all ranks read from the same one.
-template <class Body>
-__device__ void for_each_pull(const RankView& view, int num_chunks, Body body) {
+/// Pulls of one source: [begin, end) of its lists' tokens.
+struct PullRange {
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+/// Calls body(unit) for the warp's share of the pulls range_of(source, lists): own tokens first,
+/// then the next rank's, so that not all ranks read from the same one.
+template <class RangeOf, class Body>
+__device__ void for_each_pull_of(const RankView& view, int num_chunks, RangeOf range_of,
+                                 Body body) {
   const int num_ranks = view.routing().num_ranks;
   int next = global_warp();
   for (int step = 0; step < num_ranks; ++step) {
     const int source = (view.rank + step) % num_ranks;
     const PullLists lists = view.pull_lists(source);
-    const std::int64_t begin = lists.destination_begin[view.rank];
-    const int num_units =
-        static_cast<int>(lists.destination_begin[view.rank + 1] - begin) * num_chunks;
+    const PullRange range = range_of(source, lists);
+    const int num_units = static_cast<int>(range.end - range.begin) * num_chunks;
     for (; next < num_units; next += num_global_warps()) {
-      const PullToken pull = lists.tokens[begin + next / num_chunks];
+      const PullToken pull = lists.tokens[range.begin + next / num_chunks];
       PullUnit unit{source, pull.token, pull.num_slots, next % num_chunks, 0, 0};
       if (device::lane_idx() < pull.num_slots) {
         const PullSlot slot = lists.slots[pull.first_slot + device::lane_idx()];
@@ -41,6 +47,26 @@ __device__ void for_each_pull(const RankView& view, int num_chunks, Body body) {
       body(unit);
     }
     next -= num_units;
+  }
+}
+
+/// The same for all pulls of this rank.
+template <class Body>
+__device__ void for_each_pull(const RankView& view, int num_chunks, Body body) {
+  const auto all = [&](int /*source*/, const PullLists& lists) {
+    return PullRange{lists.destination_begin[view.rank], lists.destination_begin[view.rank + 1]};
+  };
+  for_each_pull_of(view, num_chunks, all, body);
+}
+
+/// One chunk of a token to every row that it fills.
+__device__ inline void copy_chunk(const RowCut& cut, const PullUnit& unit, const Vector* from,
+                                  bf16* rows_CH, std::int64_t hidden) {
+  ChunkInRegisters registers;
+  load_chunk(cut, unit.chunk, from, registers);
+  for (int i = 0; i < unit.num_rows; ++i) {
+    const int row = __shfl_sync(0xffffffffU, unit.row, i);
+    store_chunk(cut, unit.chunk, registers, row_of(rows_CH, row, hidden));
   }
 }
 
@@ -62,14 +88,15 @@ __device__ inline void zero_row(const RowCut& cut, Vector* row) {
   }
 }
 
-/// Rows between the experts: weight gradients multiply them.
-__device__ inline void clear_pads(const RankView& view, std::byte* plan, const RowCut& cut,
-                                  const PulledRows& rows) {
+/// Rows behind those of each of this rank's experts [first, end), up to the next expert's: weight
+/// gradients multiply them.
+__device__ inline void clear_pads_of(const RankView& view, std::byte* plan, int first, int end,
+                                     const RowCut& cut, const PulledRows& rows) {
   const std::int64_t* expert_begin = view.plan_layout.expert_begin.in(plan);
   const std::int32_t* count_e = view.plan_layout.group_count_e.in(plan);
-  const int num_units = view.routing().experts_per_rank() * static_cast<int>(kGpuRowAlignment);
+  const int num_units = (end - first) * static_cast<int>(kGpuRowAlignment);
   for (int unit = global_warp(); unit < num_units; unit += num_global_warps()) {
-    const int expert = unit / static_cast<int>(kGpuRowAlignment);
+    const int expert = first + unit / static_cast<int>(kGpuRowAlignment);
     const std::int64_t row = expert_begin[expert] + count_e[expert] + unit % kGpuRowAlignment;
     if (row >= expert_begin[expert + 1]) continue;
     zero_row(cut, row_of(rows.x_CH, row, view.dims.hidden_dim));
@@ -78,6 +105,12 @@ __device__ inline void clear_pads(const RankView& view, std::byte* plan, const R
     rows.origin_C[row] = {-1, 0, 0};
     if (rows.weight_C != nullptr) rows.weight_C[row] = 0.0F;
   }
+}
+
+/// The same for all experts of this rank.
+__device__ inline void clear_pads(const RankView& view, std::byte* plan, const RowCut& cut,
+                                  const PulledRows& rows) {
+  clear_pads_of(view, plan, 0, view.routing().experts_per_rank(), cut, rows);
 }
 
 }  // namespace megamoe::gpu

@@ -1,14 +1,9 @@
 // Pushing results: every row goes to the slot at its source that awaits it.
-#include "kernels/exchange/exchange.h"
-#include "kernels/exchange/rows.cuh"
+#include "kernels/exchange/push_role.cuh"
 #include "kernels/launch.h"
 
 namespace megamoe::gpu {
 namespace {
-
-__device__ std::int64_t slot_of(const RankView& view, const RowOrigin& origin) {
-  return static_cast<std::int64_t>(origin.token) * view.routing().top_k + origin.slot;
-}
 
 /// Rows of this rank with their pads, whose origin has no rank.
 __device__ int num_padded_rows(const RankView& view, std::byte* plan) {
@@ -20,21 +15,12 @@ __global__ __launch_bounds__(kMoverThreads) void push_rows_kernel(
     const __grid_constant__ RankView view, std::byte* plan, const bf16* rows_CH,
     const RowOrigin* origin_C, const RowCut cut) {
   if (view.control()->call_failed != 0) return;
-  const std::int64_t hidden = view.dims.hidden_dim;
   const int num_units = num_padded_rows(view, plan) * cut.num_chunks;
   for (int unit = global_warp(); unit < num_units; unit += num_global_warps()) {
-    const int row = unit / cut.num_chunks;
-    const int chunk = unit % cut.num_chunks;
-    const RowOrigin origin = origin_C[row];
-    if (origin.rank < 0) continue;
-    bf16* slots_TKH = view.symmetric.exchange.slot_rows_TKH.in(view.symmetric_R[origin.rank]);
-    ChunkInRegisters registers;
-    load_chunk(cut, chunk, row_of(rows_CH, row, hidden), registers);
-    store_chunk(cut, chunk, registers, row_of(slots_TKH, slot_of(view, origin), hidden));
+    push_chunk(view, rows_CH, origin_C, cut, unit);
   }
 }
 
-/// dw of every row: its segments in order.
 __global__ __launch_bounds__(kMoverThreads) void push_dweights_kernel(
     const __grid_constant__ RankView view, std::byte* plan, const RowOrigin* origin_C,
     const DweightSegments segments) {
@@ -43,14 +29,7 @@ __global__ __launch_bounds__(kMoverThreads) void push_dweights_kernel(
   const int num_threads = static_cast<int>(gridDim.x) * kMoverThreads;
   for (int row = static_cast<int>(blockIdx.x) * kMoverThreads + static_cast<int>(threadIdx.x);
        row < num_rows; row += num_threads) {
-    const RowOrigin origin = origin_C[row];
-    if (origin.rank < 0) continue;
-    float sum = segments.data[row];
-    for (int segment = 1; segment < segments.num_segments; ++segment) {
-      sum += segments.data[segment * segments.row_stride + row];
-    }
-    view.symmetric.exchange.slot_dweights_TK.in(
-        view.symmetric_R[origin.rank])[slot_of(view, origin)] = sum;
+    push_dweight(view, origin_C, segments, row);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "device/cluster.cuh"
+#include "kernels/plan/scan_threads.cuh"
 #include "kernels/rank_view.h"
 
 namespace megamoe::gpu {
@@ -51,24 +52,6 @@ __device__ inline std::int32_t scan_own_column(const RankView& view, int num_blo
   const auto& counts = threadIdx.x < kMaxExperts ? view.scratch_layout.block_rows_BE
                                                  : view.scratch_layout.block_pulls_BE;
   return scan_blocks(counts.in(view.scratch), num_experts, expert, num_blocks);
-}
-
-/// shared.prefix[i] becomes the sum of the values of threads before i.
-__device__ inline void scan_threads(LayoutShared& shared, std::uint64_t value) {
-  const int lane = device::lane_idx();
-  const int warp = device::warp_idx();
-  std::uint64_t sum = value;
-  for (int distance = 1; distance < device::kWarpSize; distance *= 2) {
-    const std::uint64_t other = __shfl_up_sync(0xffffffffU, sum, distance);
-    if (lane >= distance) sum += other;
-  }
-  if (lane == device::kWarpSize - 1) shared.warp_totals[warp] = sum;
-  __syncthreads();
-  std::uint64_t before = 0;
-  for (int other = 0; other < warp; ++other) before += shared.warp_totals[other];
-  shared.prefix[threadIdx.x + 1] = before + sum;
-  if (threadIdx.x == 0) shared.prefix[0] = 0;
-  __syncthreads();
 }
 
 struct ExpertRows {

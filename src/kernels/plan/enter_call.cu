@@ -6,6 +6,7 @@
 #include "kernels/await_peers.cuh"
 #include "kernels/launch.h"
 #include "kernels/plan/plan.h"
+#include "kernels/plan/scan_threads.cuh"
 #include "kernels/plan/slot.cuh"
 
 namespace megamoe::gpu {
@@ -138,24 +139,6 @@ __device__ FailureRecord judge_header(const RankView& view, std::uint64_t epoch)
     failure.code = FailureCode::calls_differ;
   }
   return failure;
-}
-
-/// shared.prefix[i] becomes the sum of the values of threads before i.
-__device__ void scan_threads(EnterShared& shared, std::uint64_t value) {
-  const int lane = device::lane_idx();
-  const int warp = device::warp_idx();
-  std::uint64_t sum = value;
-  for (int distance = 1; distance < device::kWarpSize; distance *= 2) {
-    const std::uint64_t other = __shfl_up_sync(0xffffffffU, sum, distance);
-    if (lane >= distance) sum += other;
-  }
-  if (lane == device::kWarpSize - 1) shared.warp_totals[warp] = sum;
-  __syncthreads();
-  std::uint64_t before = 0;
-  for (int other = 0; other < warp; ++other) before += shared.warp_totals[other];
-  shared.prefix[threadIdx.x + 1] = before + sum;
-  if (threadIdx.x == 0) shared.prefix[0] = 0;
-  __syncthreads();
 }
 
 struct ExpertRows {
