@@ -1,4 +1,4 @@
-// How SMs are split between dx and the first weight gradients.
+// How SMs are split between dx and the weight gradients beside it.
 #include "schedule/beside_dx.h"
 
 #include <gtest/gtest.h>

@@ -131,8 +131,9 @@ struct PlanScratchLayout {
   Region<std::int32_t> first_row_E;     ///< of this source at the expert's rank
   Region<std::int32_t> first_pull_E;    ///< of this source's tokens that need the expert first
   // Of overlapping products only. P: max_ordered_pulls().
-  Region<PullProgress> pull_progress;  ///< by PulledBy
-  Region<std::uint32_t> num_reduced;   ///< tokens whose dx weight gradients have taken to reduce
+  Region<PullProgress> pull_progress;     ///< by PulledBy
+  Region<std::uint32_t> num_reduced;      ///< tokens whose dx weight gradients have taken to reduce
+  Region<std::uint32_t> num_tiles_taken;  ///< of the weight gradients, by all their launches
   Region<OrderedPull> ordered_pulls_P;
   Region<std::int32_t> ordered_rows_PK;
   Region<std::uint32_t> rows_arrived;  ///< of each 64 rows, with their pads: schedule/row_blocks.h
@@ -152,6 +153,7 @@ inline PlanScratchLayout plan_scratch_layout(const WorkspaceDims& workspace) {
   layout.first_pull_E = regions.take<std::int32_t>(dims.num_experts);
   layout.pull_progress = regions.take<PullProgress>(kNumPullers);
   layout.num_reduced = regions.take<std::uint32_t>(1);
+  layout.num_tiles_taken = regions.take<std::uint32_t>(1);
   layout.ordered_pulls_P = regions.take<OrderedPull>(num_pulls);
   layout.ordered_rows_PK = regions.take<std::int32_t>(num_pulls * dims.top_k);
   layout.rows_arrived =

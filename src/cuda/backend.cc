@@ -330,8 +330,6 @@ products::GradientMode CudaBackend::gradient_mode() const {
              : products::GradientMode::store;
 }
 
-/// Where the gradient of down runs beside dx. It awaits nothing, so it cannot fail the call while
-/// clusters of dx still start.
 schedule::SmSplit CudaBackend::sms_beside_dx(const products::LaunchOptions& launch) const {
   if (gradient_mode() == products::GradientMode::store) return {};
   const int num_sms = launch.num_sms == 0 ? gpu::num_multiprocessors()
@@ -344,10 +342,12 @@ void CudaBackend::gradients_beside_rows(std::byte* plan, std::int64_t num_tokens
                                         const gpu::DweightSegments& segments, CallOrder& order,
                                         const products::LaunchOptions& launch) {
   const auto all_gradients = gradient_jobs(output.experts);
-  std::span<const products::WeightGradient> gradients =
-      std::span(all_gradients).first(num_gradient_jobs());
+  const std::span gradients = std::span(all_gradients).first(num_gradient_jobs());
   gpu::RowsBeside beside;
   if (saved_rows_ > 0) beside.x_CH = rows_of(rows_.x_CH);
+  beside.dx_TH = rows_output(output.dx);
+  beside.dweights_TK = dweights_output(output.dweights);
+  beside.num_tokens = num_tokens;
   products::LaunchOptions dx_launch = launch;
   std::optional<SideStream::Fork> fork;
   memory_.stages.start("dx", launch.stream);
@@ -357,24 +357,20 @@ void CudaBackend::gradients_beside_rows(std::byte* plan, std::int64_t num_tokens
     beside_dx.stream = fork->stream();
     beside_dx.num_sms = sms.gradients;
     dx_launch.num_sms = sms.dx;
-    beside_dx.ends = dx_launch.ends = nullptr;  // tails are those of products on all SMs
-    gpu::weight_gradients_beside_rows(view_, plan, gradients.first(1), gradient_mode(), beside,
-                                      beside_dx);
-    gradients = gradients.subspan(1);
-    beside.x_CH = nullptr;
-    beside.num_without_x = 0;
+    dx_launch.ends = nullptr;  // its SMs go on with weight gradients
+    gpu::weight_gradients_beside_rows(view_, plan, gradients, gradient_mode(), beside, beside_dx);
   }
   gpu::dx_and_push(view_, plan, rows_.origin_C, rows_.dg_CI, rows_.du_CI, input.experts.gate,
                    input.experts.up, dx_launch);
   memory_.stages.start("push", launch.stream);
   gpu::push_dweights(view_, plan, rows_.origin_C, segments, launch.stream);
   gpu::announce(view_, Signal::gradients_sent, launch.stream);
-  if (fork) fork->join();
   memory_.stages.start("weight_gradients", launch.stream);
-  beside.dx_TH = rows_output(output.dx);
-  beside.dweights_TK = dweights_output(output.dweights);
-  beside.num_tokens = num_tokens;
-  gpu::weight_gradients_beside_rows(view_, plan, gradients, gradient_mode(), beside, launch);
+  // Both launches take tiles from one counter: this one begins on the SMs that dx leaves.
+  products::LaunchOptions behind_dx = launch;
+  behind_dx.num_sms = dx_launch.num_sms;
+  gpu::weight_gradients_beside_rows(view_, plan, gradients, gradient_mode(), beside, behind_dx);
+  if (fork) fork->join();
   memory_.stages.start("meet_results", launch.stream);
   meet(Signal::results_sent, plan, order, launch.stream);
   memory_.stages.start("reduce", launch.stream);

@@ -115,6 +115,7 @@ class CudaBackend final : public LayerBackend {
                    const products::LaunchOptions& launch);
   void gradient_of_unsaved(const products::GroupedRows& groups, const BackwardInput& input,
                            const products::LaunchOptions& launch);
+  /// Where gradients are added: those on which the first of them run beside dx.
   [[nodiscard]] schedule::SmSplit sms_beside_dx(const products::LaunchOptions& launch) const;
   /// dx leaves while it is computed; beside the weight gradients what is still to come arrives.
   void gradients_beside_rows(std::byte* plan, std::int64_t num_tokens, const BackwardInput& input,

@@ -47,6 +47,14 @@ __device__ inline std::uint32_t cluster_address(std::uint32_t address, std::uint
   return mapped;
 }
 
+/// arrive_expecting() on a barrier of any CTA of the cluster.
+__device__ inline void arrive_expecting_in_cluster(std::uint32_t cluster_barrier,
+                                                   std::uint32_t num_bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(cluster_barrier),
+               "r"(num_bytes)
+               : "memory");
+}
+
 /// One arrival on a barrier of any CTA of the cluster that says "my reads are over" and publishes
 /// no writes. The reads are those of wgmma, which wgmma.wait_group has completed, so the arrival
 /// needs no cluster-wide release: that would compile to a memory barrier of the whole GPU in every

@@ -59,8 +59,8 @@ enum class ProductKind : std::uint8_t { gate_up, down, gate_up_gradient, dx, wei
 inline constexpr int kNumProductKinds = 5;
 
 /// When the CTAs of a product had done their work, by the global timer. Only grows (the sum modulo
-/// 2^64): who measures sets it to zero before a call. Of a product that the call launches once
-/// num_ctas * last_ns - sum_ns is the time that CTAs had nothing to do at its end.
+/// 2^64): who measures sets it to zero before a call. Of a product that the call launches once, or
+/// side by side, num_ctas * last_ns - sum_ns is the time that CTAs had nothing to do at its end.
 struct ProductEnds {
   std::uint64_t sum_ns;
   std::uint64_t last_ns;

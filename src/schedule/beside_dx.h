@@ -1,6 +1,6 @@
-// The first weight gradients beside dx, where gradients are added into fp32: adding is bound by
-// memory, dx by the tensor cores, so each on SMs of its own takes less time than one after the
-// other. Shared by the CUDA backend and the CPU tests.
+// The SMs on which weight gradients run beside dx, where they are added into fp32: adding is bound
+// by memory, dx by the tensor cores, so side by side they take less time than one after the other.
+// What is left when dx ends goes on on all SMs. Shared by the CUDA backend and the CPU tests.
 #pragma once
 
 #include "schedule/tile_walk.h"
@@ -12,13 +12,12 @@ struct SmSplit {
   int dx = 0;
 };
 
-/// From so many rows an expert on. dx lasts as long as its rows, a gradient that is added at least
-/// as long as its memory takes, so with fewer rows dx ends early and its SMs are idle. Measured at
-/// 512 and 1,024 rows only (docs/perf_log.md, section 21).
+/// From so many rows an expert on: with 1,024 and 512 rows side by side is faster, with 256 it is
+/// 1% slower (docs/perf_log.md, section 24).
 inline constexpr int kLeastRowsBesideDx = 512;
 
-/// Whole clusters of `num_sms` SMs, 54 and 78 of 132: the gradient of down is a third of the
-/// products, and adds.
+/// Whole clusters of `num_sms` SMs, 54 and 78 of 132. A third more or less for the gradients is
+/// within 1.5% of it.
 constexpr SmSplit split_sms(int num_sms, int expected_group_rows) {
   constexpr int kGradientParts = 9;
   constexpr int kParts = 22;

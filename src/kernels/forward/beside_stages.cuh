@@ -8,11 +8,13 @@
 
 namespace megamoe::products {
 
+template <std::uint32_t kBytes>
+inline constexpr std::uint32_t kBehind = (kBytes + 127U) / 128U * 128U;
+
 /// Behind the last member of a product's storage, whose alignment would round its size up too far.
 template <class Storage>
-inline constexpr std::uint32_t kBesideStages = (offsetof(Storage, first_tile) +
-                                                sizeof(Storage::first_tile) + 127U) /
-                                               128U * 128U;
+inline constexpr std::uint32_t kBesideStages =
+    kBehind<offsetof(Storage, first_tile) + sizeof(Storage::first_tile)>;
 
 template <class Storage, class Extra>
 inline constexpr std::uint32_t kSharedBytesWith = kBesideStages<Storage> + sizeof(Extra);

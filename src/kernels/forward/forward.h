@@ -80,10 +80,11 @@ struct RowsBeside {
   int num_without_x = 1;
 };
 
-/// products::multiply_weight_gradients of all rows. Where tokens are to be reduced, follows
-/// announce(gradients_sent). Tokens whose dx and dweights it has not written are left to
-/// reduce_other_gradients(). Fails the call (rows_late) where x does not arrive within the inner
-/// deadline; then the gradients that read it are not written.
+/// products::multiply_weight_gradients of all rows. A call may launch it several times, with the
+/// same arguments but for SMs and stream: the launches share the tiles. Where tokens are to be
+/// reduced, the last launch follows announce(gradients_sent). Tokens whose dx and dweights it has
+/// not written are left to reduce_other_gradients(). Fails the call (rows_late) where x does not
+/// arrive within the inner deadline; then the gradients that read it are not written.
 void weight_gradients_beside_rows(const RankView& view, std::byte* plan,
                                   std::span<const products::WeightGradient> gradients,
                                   products::GradientMode mode, const RowsBeside& beside,

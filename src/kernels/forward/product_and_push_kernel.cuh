@@ -4,6 +4,7 @@
 // Read next: push_role.cuh.
 #pragma once
 
+#include "device/cluster_memory.cuh"
 #include "kernels/forward/beside_stages.cuh"
 #include "kernels/forward/push_role.cuh"
 #include "kernels/products/row_product_kernel.cuh"
@@ -20,15 +21,21 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
   const trace::Block block(params.trace_region);
   const int warp = device::warp_idx();
   const int cta_rank = static_cast<int>(device::cluster_cta_rank());
-  // A call may have failed after its groups were laid out: then there is nothing to do.
-  const bool failed = view.control()->call_failed != 0;
 
-  if (warp == 0 && device::elect_one()) init_barriers(shared.barriers, kNumPushWarps);
-  if (warp == 1) {
-    count_tiles<kShared>(params.rows, failed ? 0 : params.num_channel_tiles, shared.first_tile);
+  if (warp == 0 && device::elect_one()) {
+    push_shared.call_failed = view.control()->call_failed;
+    init_barriers(shared.barriers, kNumPushWarps);
   }
+  if (warp == 1) count_tiles<kShared>(params.rows, params.num_channel_tiles, shared.first_tile);
   __syncthreads();
   device::cluster_sync();
+  // A call may have failed after its groups were laid out: then there is nothing to do. One answer
+  // for both CTAs: what runs beside dx may be failing the call.
+  if (device::load_cluster_word(
+          device::cluster_address(device::shared_address(&push_shared.call_failed), 0)) != 0) {
+    device::cluster_sync();
+    return;
+  }
 
   if (warp < static_cast<int>(kWarpsPerWarpgroup)) {
     device::release_registers_to<kProducerRegisters>();

@@ -21,6 +21,7 @@ namespace megamoe::products {
 /// itself.
 struct PushShared {
   std::uint64_t destinations[kTileRows];
+  std::uint32_t call_failed;  ///< before this kernel
 };
 
 /// All producer warps but the loading one. Each takes every third unit of 16 rows of every piece:

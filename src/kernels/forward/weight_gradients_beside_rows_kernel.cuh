@@ -58,11 +58,12 @@ class ArrivedX {
   bool is_in_place_;
 };
 
-/// Behind the storage of tiles in turns.
 template <>
-inline constexpr std::uint32_t kBesideStages<TurnStorage> = (offsetof(TurnStorage, turns) +
-                                                             sizeof(TurnBarriers) + 127U) /
-                                                            128U * 128U;
+inline constexpr std::uint32_t kBesideStages<TogetherStorage> =
+    kBehind<offsetof(TogetherStorage, groups) + sizeof(GradientGroups)>;
+template <>
+inline constexpr std::uint32_t kBesideStages<TurnStorage> =
+    kBehind<offsetof(TurnStorage, groups) + sizeof(GradientGroups)>;
 
 template <Shared kShared, GradientType kType>
 __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThreads, 1)
@@ -85,6 +86,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
     beside.call_failed = view.control()->call_failed;
     init_gradient_barriers(shared);
   }
+  if (warp == 1) list_groups(params, shared.groups);
   __syncthreads();
   device::cluster_sync();
   // One answer for both CTAs: another cluster may be failing the call.

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "device/cluster.cuh"
+#include "kernels/weight_gradients/ticket_ring.h"
 #include "kernels/weight_gradients/weight_gradient.h"
 
 namespace megamoe::products {
@@ -26,50 +27,47 @@ struct GradientTile {
   int last_k_steps;
 };
 
-template <Shared kShared, GradientType kType>
+/// `Tickets` says which tiles are the cluster's: tile_tickets.cuh.
+template <Shared kShared, GradientType kType, class Tickets>
 class GradientWalk {
  public:
-  __device__ GradientWalk(const WeightGradientParams& params, int cta_rank)
-      : params_(params), cta_rank_(cta_rank), next_(static_cast<int>(blockIdx.x) / kClusterSize) {
+  __device__ GradientWalk(const WeightGradientParams& params, const GradientGroups& groups,
+                          int cta_rank, Tickets tickets)
+      : params_(params), groups_(groups), cta_rank_(cta_rank), tickets_(tickets) {
     for (int job = 0; job < params.num_jobs; ++job) {
       (job < params.num_early_jobs ? early_tiles_ : late_tiles_) += num_tiles(params.jobs[job]);
     }
   }
 
   __device__ bool next(GradientTile& tile) {
-    const int num_groups = params_.rows.num_groups;
-    while (next_ < (early_tiles_ + late_tiles_) * num_groups) {
-      const bool is_early = next_ < early_tiles_ * num_groups;
-      const int first = is_early ? 0 : early_tiles_ * num_groups;
-      const int tiles_per_group = is_early ? early_tiles_ : late_tiles_;
-      tile.group = (next_ - first) / tiles_per_group;
-      int local = next_ - first - tile.group * tiles_per_group;
-      next_ += static_cast<int>(gridDim.x) / kClusterSize;
-      const int num_rows = params_.rows.count[tile.group];
-      // Adding nothing must leave the gradient as it was, bit by bit.
-      if (num_rows == 0 && params_.update == GradientUpdate::add) continue;
-
-      tile.job = is_early ? 0 : params_.num_early_jobs;
-      while (local >= num_tiles(params_.jobs[tile.job]))
-        local -= num_tiles(params_.jobs[tile.job++]);
-      const GradientJob& job = params_.jobs[tile.job];
-      const int line_tiles = num_line_tiles(job);
-      const int walk_lines = kShared == Shared::rows ? line_tiles : line_tiles / kClusterSize;
-      const int walk_channels = num_tiles(job) / walk_lines;
-      constexpr bool kLinesFirst = kType == GradientType::bf16;
-      const int line = kLinesFirst ? local % walk_lines : local / walk_channels;
-      const int channel = kLinesFirst ? local / walk_lines : local % walk_channels;
-      const schedule::UnitRange blocks = schedule::unit_tile(
-          job.num_line_blocks, line_tiles, kShared == Shared::rows ? line : line * 2 + cta_rank_);
-      tile.channel_tile = kShared == Shared::rows ? channel * 2 + cta_rank_ : channel;
-      tile.first_block = blocks.first;
-      tile.num_blocks = blocks.count;
-      tile.first_row = params_.rows.begin[tile.group];
-      tile.num_k_blocks = schedule::ceil_div(num_rows, kBlockK);
-      tile.last_k_steps = schedule::num_row_units(num_rows - (tile.num_k_blocks - 1) * kBlockK);
-      return true;
-    }
-    return false;
+    const int number = static_cast<int>(tickets_.read());
+    const int num_early = early_tiles_ * groups_.num_groups;
+    if (number >= num_early + late_tiles_ * groups_.num_groups) return false;
+    tickets_.hand_back();
+    const bool is_early = number < num_early;
+    const int tiles_per_group = is_early ? early_tiles_ : late_tiles_;
+    const int place = (is_early ? number : number - num_early) / tiles_per_group;
+    int local = (is_early ? number : number - num_early) - place * tiles_per_group;
+    tile.group = groups_.groups[place];
+    const int num_rows = params_.rows.count[tile.group];
+    tile.job = is_early ? 0 : params_.num_early_jobs;
+    while (local >= num_tiles(params_.jobs[tile.job])) local -= num_tiles(params_.jobs[tile.job++]);
+    const GradientJob& job = params_.jobs[tile.job];
+    const int line_tiles = num_line_tiles(job);
+    const int walk_lines = kShared == Shared::rows ? line_tiles : line_tiles / kClusterSize;
+    const int walk_channels = num_tiles(job) / walk_lines;
+    constexpr bool kLinesFirst = kType == GradientType::bf16;
+    const int line = kLinesFirst ? local % walk_lines : local / walk_channels;
+    const int channel = kLinesFirst ? local / walk_lines : local % walk_channels;
+    const schedule::UnitRange blocks = schedule::unit_tile(
+        job.num_line_blocks, line_tiles, kShared == Shared::rows ? line : line * 2 + cta_rank_);
+    tile.channel_tile = kShared == Shared::rows ? channel * 2 + cta_rank_ : channel;
+    tile.first_block = blocks.first;
+    tile.num_blocks = blocks.count;
+    tile.first_row = params_.rows.begin[tile.group];
+    tile.num_k_blocks = schedule::ceil_div(num_rows, kBlockK);
+    tile.last_k_steps = schedule::num_row_units(num_rows - (tile.num_k_blocks - 1) * kBlockK);
+    return true;
   }
 
  private:
@@ -85,8 +83,9 @@ class GradientWalk {
   }
 
   const WeightGradientParams& params_;
+  const GradientGroups& groups_;
   int cta_rank_;
-  int next_;
+  Tickets tickets_;
   int early_tiles_ = 0;  ///< of an expert
   int late_tiles_ = 0;
 };

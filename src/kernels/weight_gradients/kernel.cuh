@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/products/setup.cuh"
+#include "kernels/weight_gradients/gradient_groups.cuh"
 #include "kernels/weight_gradients/load_role.cuh"
 #include "kernels/weight_gradients/math_role.cuh"
 #include "kernels/weight_gradients/store_role.cuh"
@@ -13,10 +14,12 @@
 namespace megamoe::products {
 
 /// By one thread; a cluster barrier must follow before use.
-__device__ inline void init_gradient_barriers(SharedStorage& shared) {
+__device__ inline void init_gradient_barriers(TogetherStorage& shared) {
+  init_ticket_barriers(shared.tickets);
   init_barriers(shared.barriers);
 }
 __device__ inline void init_gradient_barriers(TurnStorage& shared) {
+  init_ticket_barriers(shared.tickets);
   for (std::uint64_t& filled : shared.turns.stage_filled) {
     device::init_barrier(device::shared_address(&filled), 1);
   }
@@ -40,6 +43,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
   const int cta_rank = static_cast<int>(device::cluster_cta_rank());
 
   if (warp == 0 && device::elect_one()) init_gradient_barriers(shared);
+  if (warp == 1) list_groups(params, shared.groups);
   __syncthreads();
   device::cluster_sync();
 

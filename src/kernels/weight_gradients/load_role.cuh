@@ -6,8 +6,9 @@
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
 #include "kernels/products/math_role.cuh"
+#include "kernels/weight_gradients/gradient_storage.h"
 #include "kernels/weight_gradients/gradient_walk.cuh"
-#include "kernels/weight_gradients/turns.h"
+#include "kernels/weight_gradients/tile_tickets.cuh"
 
 namespace megamoe::products {
 
@@ -28,7 +29,7 @@ constexpr OperandLayout gradient_layout() {
 }
 
 /// The stages' barriers: `stage_filled`, `stage_free`.
-__device__ inline Barriers& stage_barriers(SharedStorage& shared) { return shared.barriers; }
+__device__ inline Barriers& stage_barriers(TogetherStorage& shared) { return shared.barriers; }
 __device__ inline TurnBarriers& stage_barriers(TurnStorage& shared) { return shared.turns; }
 
 /// `await(tile, recorder)` is called before the tile's first load.
@@ -41,7 +42,8 @@ __device__ inline void gradient_load_role(const WeightGradientParams& params,
   const std::uint32_t stages = device::shared_address(shared.stages);
   const std::uint32_t filled = device::shared_address(stage_barriers(shared).stage_filled);
   const std::uint32_t free = device::shared_address(stage_barriers(shared).stage_free);
-  GradientWalk<kShared, kType> walk(params, cta_rank);
+  GradientWalk<kShared, kType, TicketDealer> walk(params, shared.groups, cta_rank,
+                                                  {shared.tickets, params.num_tiles_taken});
   trace::Recorder recorder(params.trace_region, trace::track_warp_0, 0);
   device::RingPosition<kInTurns ? kTurnStages : kNumStages> ring;
   GradientTile tile;

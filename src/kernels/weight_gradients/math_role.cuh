@@ -17,14 +17,15 @@ __device__ inline void zero_accumulators(Accumulators& acc) {
 }
 
 template <Shared kShared>
-__device__ inline void multiply_together(const WeightGradientParams& params, SharedStorage& shared,
-                                         int cta_rank, int warpgroup) {
+__device__ inline void multiply_together(const WeightGradientParams& params,
+                                         TogetherStorage& shared, int cta_rank, int warpgroup) {
   constexpr OperandLayout kLayout = gradient_layout<kShared, GradientType::bf16>();
   const std::uint32_t stages = device::shared_address(shared.stages);
   trace::Recorder recorder(params.trace_region, trace::track_math_0 + warpgroup,
                            static_cast<int>(threadIdx.x) % device::kWarpgroupSize);
   const StageBarriers barriers(shared.barriers, recorder);
-  GradientWalk<kShared, GradientType::bf16> walk(params, cta_rank);
+  GradientWalk<kShared, GradientType::bf16, TicketReader<Readers::warp>> walk(
+      params, shared.groups, cta_rank, TicketReader<Readers::warp>(shared.tickets));
   PieceWriter<GradientPieces<GradientType::bf16>> writer(shared, warpgroup, recorder);
   StageRing ring;
   GradientTile tile;
@@ -92,7 +93,8 @@ __device__ inline void multiply_in_turns(const WeightGradientParams& params, Tur
   trace::Recorder recorder(params.trace_region, trace::track_math_0 + warpgroup,
                            static_cast<int>(threadIdx.x) % device::kWarpgroupSize);
   const TurnStages barriers(shared.turns, warpgroup, recorder);
-  GradientWalk<kShared, GradientType::fp32> walk(params, cta_rank);
+  GradientWalk<kShared, GradientType::fp32, TicketReader<Readers::warp>> walk(
+      params, shared.groups, cta_rank, TicketReader<Readers::warp>(shared.tickets));
   PieceWriter<GradientPieces<GradientType::fp32>> writer(
       shared, warpgroup, recorder,
       params.update == GradientUpdate::add ? FirstGrant::awaited : FirstGrant::given);

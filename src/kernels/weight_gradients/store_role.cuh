@@ -3,8 +3,9 @@
 #pragma once
 
 #include "kernels/products/slot_stores.cuh"
+#include "kernels/weight_gradients/gradient_storage.h"
 #include "kernels/weight_gradients/gradient_walk.cuh"
-#include "kernels/weight_gradients/turns.h"
+#include "kernels/weight_gradients/tile_tickets.cuh"
 
 namespace megamoe::products {
 
@@ -50,9 +51,10 @@ __device__ inline void grant_slot(const WeightGradientParams& params, const Grad
 
 /// Stores the pieces of tiles of which `may_store(tile)` is true when they are complete.
 template <Shared kShared, class MayStore>
-__device__ inline void store_bf16_tiles(const WeightGradientParams& params, SharedStorage& shared,
+__device__ inline void store_bf16_tiles(const WeightGradientParams& params, TogetherStorage& shared,
                                         int cta_rank, int slot_idx, const MayStore& may_store) {
-  GradientWalk<kShared, GradientType::bf16> walk(params, cta_rank);
+  GradientWalk<kShared, GradientType::bf16, TicketReader<Readers::thread>> walk(
+      params, shared.groups, cta_rank, TicketReader<Readers::thread>(shared.tickets));
   trace::Recorder recorder(params.trace_region, trace::track_warp_1 + slot_idx, 0);
   SlotStores<GradientPieces<GradientType::bf16>> stores(shared, slot_idx, recorder);
   GradientTile tile;
@@ -75,7 +77,8 @@ __device__ inline void store_fp32_tiles(const WeightGradientParams& params, Turn
                                         int cta_rank, int slot_idx, const MayStore& may_store) {
   using Pieces = GradientPieces<GradientType::fp32>;
   constexpr int kPieces = Pieces::kPerWarpgroup;
-  GradientWalk<kShared, GradientType::fp32> walk(params, cta_rank);
+  GradientWalk<kShared, GradientType::fp32, TicketReader<Readers::thread>> walk(
+      params, shared.groups, cta_rank, TicketReader<Readers::thread>(shared.tickets));
   trace::Recorder recorder(params.trace_region, trace::track_warp_1 + slot_idx, 0);
   SlotStores<Pieces> stores(shared, slot_idx, recorder);
   GradientTile tile;

@@ -8,8 +8,8 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
+#include "kernels/weight_gradients/ticket_ring.h"
 #include "kernels/weight_gradients/weight_gradient.h"
 
 namespace megamoe::products {
@@ -31,10 +31,8 @@ struct TurnStorage {
   alignas(1024) std::uint8_t slots[kAllSlotBytes];
   Barriers barriers;  ///< those of the slots
   TurnBarriers turns;
+  TicketRing tickets;
+  GradientGroups groups;
 };
 static_assert(sizeof(TurnStorage) <= 232448, "shared memory of one SM");
-
-template <GradientType kType>
-using GradientStorage = std::conditional_t<kType == GradientType::bf16, SharedStorage, TurnStorage>;
-
 }  // namespace megamoe::products

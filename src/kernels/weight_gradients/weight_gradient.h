@@ -56,8 +56,8 @@ enum class GradientUpdate : std::int32_t { store, add };
 /// Where fp32 gradients are added, what the first pieces of a tile are added to is brought into
 /// their slots before, and the sums are stored; the other pieces the copy engine adds into memory.
 /// Each way alone is slower at qwen3-235b: the copy engine adds 0.9 TB/s, and two slots bring in
-/// and store hardly more. With all brought in qwen3-30b and deepseek-v3 are 6 to 8% faster where no
-/// gradient runs beside dx; where one does was not measured (docs/perf_log.md, section 21).
+/// and store hardly more. One to four pieces are within 1% at qwen3-235b and qwen3-30b, and two are
+/// the best at deepseek-v3 (docs/perf_log.md, section 24).
 inline constexpr int kPiecesBroughtIn = 2;
 
 struct WeightGradientParams {
@@ -65,6 +65,9 @@ struct WeightGradientParams {
   std::int32_t num_jobs;
   std::int32_t num_early_jobs;  ///< of all experts before the other jobs; may be 0
   GradientUpdate update;
+  /// Null: clusters take tiles in turn. Else device memory, 0 before the launch: they take them
+  /// from it.
+  std::uint32_t* num_tiles_taken;
   const std::uint32_t* cancelled;  ///< null, or a word that is not 0 where nothing may be written
   GroupedRowsArgs rows;
   device::ProductEnds* ends;  ///< or null

@@ -6,7 +6,7 @@
 #include "kernels/products/host_checks.h"
 #include "kernels/products/host_maps.h"
 #include "kernels/products/products.h"
-#include "kernels/weight_gradients/turns.h"
+#include "kernels/weight_gradients/gradient_storage.h"
 #include "kernels/weight_gradients/weight_gradient_launch.h"
 #include "megamoe/error.h"
 
