@@ -59,7 +59,7 @@ struct Small {
 
 std::ostream& operator<<(std::ostream& out, const Small& small) { return out << small.name; }
 
-/// As Searched, with the gradient of down beside dx, on SMs of its own.
+/// As Searched, with gradients beside dx, on SMs of their own.
 class SearchedBesideDx : public testing::TestWithParam<std::tuple<Small, Shared>> {};
 
 class Searched : public testing::TestWithParam<std::tuple<Small, bool, Shared>> {};
@@ -96,7 +96,7 @@ TEST_P(Searched, EveryInterleavingIsFine) {
 TEST_P(SearchedBesideDx, EveryInterleavingIsFine) {
   const auto& [small, shared] = GetParam();
   LayerShape shape = shape_of(small, shared);
-  shape.gradient_beside_dx = true;
+  shape.gradients_beside_dx = true;
   shape.resident_ctas = 2 * shape.num_ctas;
   search(shape, small);
 }
@@ -199,7 +199,7 @@ Model random_model(std::uint32_t max_ranks, std::uint32_t max_ctas, std::uint32_
   shape.overlap = random() % 4 != 0;
   shape.deadlines_may_expire = random() % 8 == 0;
   if (random() % 3 == 0) {
-    shape.gradient_beside_dx = true;
+    shape.gradients_beside_dx = true;
     shape.resident_ctas += random() % 2 == 0 ? shape.num_ctas : 0;
   }
   std::vector<CallSpec> calls;

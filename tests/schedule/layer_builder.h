@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -70,7 +71,7 @@ class LayerModel::Builder {
   /// Of the launch's own pulls.
   [[nodiscard]] bool pulls_late() const {
     return place_.launch == Launch::weight_gradients_beside_rows ||
-           place_.launch == Launch::dx_beside_gradient;
+           place_.launch == Launch::dx_beside_gradients;
   }
   [[nodiscard]] std::uint32_t next_pull() const {
     return counter(pulls_late() ? kNextPullOfX : kNextPull);
@@ -124,12 +125,14 @@ class LayerModel::Builder {
     std::uint32_t expert = 0;
     std::uint32_t job = 0;
   };
-  /// Of the jobs from `first` to `end`; those before `first_late` come first for all experts.
-  [[nodiscard]] std::vector<GradientTile> gradient_tiles(std::uint32_t cta, std::uint32_t first,
-                                                         std::uint32_t end,
-                                                         std::uint32_t first_late = 0) const;
+  /// In the order in which they are taken: the `num_early` first jobs of all experts, the others.
+  [[nodiscard]] std::vector<GradientTile> gradient_tiles(std::uint32_t num_early) const;
+  [[nodiscard]] std::vector<GradientTile> tiles_of(std::uint32_t cta,
+                                                   std::span<const GradientTile> tiles) const;
+  [[nodiscard]] std::uint32_t num_tiles_beside_dx() const;
   void weight_gradients();
-  void gradient_beside_dx();
+  void gradients_beside_dx();
+  void tiles_beside_rows(std::uint32_t cta, std::span<const GradientTile> tiles, Program& steps);
   void weight_gradients_beside_rows();
   void gradient_tile(const GradientTile& tile, std::uint32_t cta, std::uint32_t number,
                      Program& steps) const;

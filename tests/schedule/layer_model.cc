@@ -53,8 +53,8 @@ std::vector<LayerModel::Launch> LayerModel::launches_of(const CallSpec& call) co
     std::erase(launches, gate_up_and_pull);
     std::replace(launches.begin(), launches.end(), gradient, gradient_and_pull);
   }
-  if (shape_.gradient_beside_dx && shape_.fault != Fault::gradient_not_joined) {
-    std::replace(launches.begin(), launches.end(), dx_and_push, dx_beside_gradient);
+  if (shape_.gradients_beside_dx) {
+    std::replace(launches.begin(), launches.end(), dx_and_push, dx_beside_gradients);
   }
   swap_launches(launches);
   return launches;

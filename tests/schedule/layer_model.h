@@ -85,7 +85,6 @@ enum class Fault {
   x_awaited_without_fence,
   x_pulls_not_started_again,
   results_signal_before_weight_gradients,
-  gradient_not_joined,  ///< that beside dx, which pulls x
 };
 
 struct LayerShape {
@@ -98,7 +97,7 @@ struct LayerShape {
   std::uint32_t num_k_blocks = 2;  ///< of every product; at least num_h_blocks and 2 num_i_tiles
   schedule::Shared shared = schedule::Shared::channels;
   bool overlap = true;
-  bool gradient_beside_dx = false;  ///< that of down, in CTAs of its own, behind those of dx
+  bool gradients_beside_dx = false;  ///< the first of them, in CTAs of their own
   bool deadlines_may_expire = false;
   Fault fault = Fault::none;
 };
@@ -131,7 +130,7 @@ class LayerModel : public KernelSource {
     gradient,
     gradient_and_pull,
     dx_and_push,
-    dx_beside_gradient,
+    dx_beside_gradients,
     push_dweights,
     announce,
     weight_gradients_beside_rows,
@@ -183,7 +182,7 @@ class LayerModel : public KernelSource {
   };
   /// Of the launch that has most.
   [[nodiscard]] std::uint32_t ctas_per_rank() const {
-    return shape_.gradient_beside_dx ? 2 * shape_.num_ctas : shape_.num_ctas;
+    return shape_.gradients_beside_dx ? 2 * shape_.num_ctas : shape_.num_ctas;
   }
   /// Shared memory of a CTA, and its barriers.
   static constexpr std::uint32_t kStageParts = 4;

@@ -46,8 +46,8 @@ std::vector<std::pair<DatumId, std::uint64_t>> LayerModel::Builder::results() co
     if (!backward()) continue;
     results.emplace_back(own().output_dweights_T + token, tag(Tag::output_dweight, rank_, token));
   }
-  for (std::uint32_t cta = 0; backward() && cta < shape().num_ctas; ++cta) {
-    for (const GradientTile& tile : gradient_tiles(cta, 0, kJobs)) {
+  for (const GradientTile& tile : backward() ? gradient_tiles(0) : std::vector<GradientTile>{}) {
+    for (std::uint32_t cta = 0; cta < schedule::kClusterSize; ++cta) {
       results.emplace_back(gradient(tile, cta), gradient_tag(tile, cta));
     }
   }

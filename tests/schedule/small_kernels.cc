@@ -69,9 +69,9 @@ Kernel LayerModel::Builder::build() {
     case Launch::dx_and_push:
       product({"dx_and_push", h_tiles, 2, false, true});
       break;
-    case Launch::dx_beside_gradient:
-      product({"dx_and_push beside a gradient", h_tiles, 2, false, true});
-      gradient_beside_dx();
+    case Launch::dx_beside_gradients:
+      product({"dx_and_push beside gradients", h_tiles, 2, false, true});
+      gradients_beside_dx();
       break;
     case Launch::gate_up:
       product({"gate_up", i_tiles, gate_up_pieces, false, false});

@@ -17,21 +17,25 @@ constexpr int kBlock = 64;               // rows of a K block, of which each CTA
 }  // namespace
 
 std::vector<LayerModel::Builder::GradientTile> LayerModel::Builder::gradient_tiles(
-    std::uint32_t cta, std::uint32_t first, std::uint32_t end, std::uint32_t first_late) const {
-  std::vector<GradientTile> all;
+    std::uint32_t num_early) const {
+  std::vector<GradientTile> tiles;
   const auto add_jobs = [&](std::uint32_t from, std::uint32_t to) {
     for (std::uint32_t expert = 0; expert < num_experts(); ++expert) {
-      for (std::uint32_t job = from; job < to; ++job) all.push_back({expert, job});
+      for (std::uint32_t job = from; job < to; ++job) tiles.push_back({expert, job});
     }
   };
-  const std::uint32_t late = std::max(first, first_late);
-  add_jobs(first, late);
-  add_jobs(late, end);
-  std::vector<GradientTile> tiles;
-  for (std::size_t i = cta / kCluster; i < all.size(); i += shape().num_ctas / kCluster) {
-    tiles.push_back(all[i]);
-  }
+  add_jobs(0, num_early);
+  add_jobs(num_early, kJobs);
   return tiles;
+}
+
+std::vector<LayerModel::Builder::GradientTile> LayerModel::Builder::tiles_of(
+    std::uint32_t cta, std::span<const GradientTile> tiles) const {
+  std::vector<GradientTile> own;
+  for (std::size_t i = cta / kCluster; i < tiles.size(); i += shape().num_ctas / kCluster) {
+    own.push_back(tiles[i]);
+  }
+  return own;
 }
 
 DatumId LayerModel::Builder::gradient(const GradientTile& tile, std::uint32_t cta) const {
@@ -74,26 +78,47 @@ void LayerModel::Builder::gradient_tile(const GradientTile& tile, std::uint32_t 
 void LayerModel::Builder::weight_gradients() {
   kernel_.name = "weight_gradients";
   if (control_.call_failed) return;
+  const std::vector<GradientTile> tiles = gradient_tiles(0);
   on_all_ctas("multiplies", [&](std::uint32_t cta, Program& steps) {
     std::uint32_t number = 0;
-    for (const GradientTile& tile : gradient_tiles(cta, 0, kJobs)) {
+    for (const GradientTile& tile : tiles_of(cta, tiles)) {
       gradient_tile(tile, cta, number++, steps);
     }
     steps.push_back(op(OpKind::wait_complete));
   });
 }
 
-/// The same kernel, with the gradient that does not read x, on the SMs that dx leaves to it.
-void LayerModel::Builder::gradient_beside_dx() {
+/// Before its first tile that reads x a CTA waits for all of it.
+void LayerModel::Builder::tiles_beside_rows(std::uint32_t cta, std::span<const GradientTile> tiles,
+                                            Program& steps) {
+  // None is left where split_groups() leaves none.
+  bool awaits_x = call().kept != Kept::nothing && !has(Fault::x_not_awaited);
+  std::uint32_t number = 0;
+  for (const GradientTile& tile : tiles) {
+    if (tile.job != kDown && std::exchange(awaits_x, false)) {
+      read_pulls_left(steps);
+      steps.push_back(op(OpKind::await_counter, pulls_done(), 0, num_own_pulls()));
+      if (!has(Fault::x_awaited_without_fence)) steps.push_back(op(OpKind::fence));
+    }
+    gradient_tile(tile, cta, number++, steps);
+  }
+  steps.push_back(op(OpKind::wait_complete));
+}
+
+/// Of the gradients beside dx: all of down, which do not read x, and half of the others.
+std::uint32_t LayerModel::Builder::num_tiles_beside_dx() const {
+  return num_experts() + num_experts() * (kJobs - 1) / 2;
+}
+
+/// The kernel of weight_gradients_beside_rows() on the SMs that dx leaves to it. It ends before
+/// gradients are announced, so it reduces nothing.
+void LayerModel::Builder::gradients_beside_dx() {
   if (control_.call_failed) return;
+  const std::vector<GradientTile> tiles = gradient_tiles(kDown + 1);
   for (std::uint32_t cta = 0; cta < shape().num_ctas; ++cta) {
     const std::uint32_t own_cta = shape().num_ctas + cta;
-    Program& steps = agent(own_cta, "multiplies");
-    std::uint32_t number = 0;
-    for (const GradientTile& tile : gradient_tiles(cta, kDown, kDown + 1)) {
-      gradient_tile(tile, own_cta, number++, steps);
-    }
-    steps.push_back(op(OpKind::wait_complete));
+    const std::span beside = std::span(tiles).first(num_tiles_beside_dx());
+    tiles_beside_rows(own_cta, tiles_of(cta, beside), agent(own_cta, "multiplies"));
     if (call().kept != Kept::nothing) pull_role(agent(own_cta, "pulls"));
   }
 }
@@ -102,27 +127,16 @@ void LayerModel::Builder::gradient_beside_dx() {
 void LayerModel::Builder::weight_gradients_beside_rows() {
   kernel_.name = "weight_gradients_beside_rows";
   if (control_.call_failed) return;
-  const std::uint32_t first = shape().gradient_beside_dx ? kDown + 1 : kDown;
-  if (has(Fault::gradient_not_joined)) gradient_beside_dx();
-  // None, where split_groups() leaves none, or the gradient beside dx has left none.
-  const bool pulls_x = call().kept != Kept::nothing && first == kDown;
+  const std::vector<GradientTile> tiles = gradient_tiles(kDown + 1);
+  const std::span left =
+      std::span(tiles).subspan(shape().gradients_beside_dx ? num_tiles_beside_dx() : 0);
   on_all_ctas("multiplies", [&](std::uint32_t cta, Program& steps) {
-    bool awaits_x = pulls_x && !has(Fault::x_not_awaited);
-    std::uint32_t number = 0;
-    for (const GradientTile& tile : gradient_tiles(cta, first, kJobs, kDown + 1)) {
-      if (tile.job != kDown && std::exchange(awaits_x, false)) {
-        read_pulls_left(steps);
-        steps.push_back(op(OpKind::await_counter, pulls_done(), 0, num_own_pulls()));
-        if (!has(Fault::x_awaited_without_fence)) steps.push_back(op(OpKind::fence));
-      }
-      gradient_tile(tile, cta, number++, steps);
-    }
-    steps.push_back(op(OpKind::wait_complete));
+    tiles_beside_rows(cta, tiles_of(cta, left), steps);
   });
   on_all_ctas("pulls and reduces", [&](std::uint32_t /*cta*/, Program& steps) {
     Op poll = op(OpKind::poll_later, signal(kGradientsSent, rank_, 0), 0, control_.epoch);
     steps.push_back(poll);
-    if (pulls_x) pull_role(steps);
+    if (call().kept != Kept::nothing) pull_role(steps);
     poll.kind = OpKind::poll_signals;
     steps.push_back(poll);
     reduce_beside(steps);
