@@ -45,11 +45,6 @@ NcclLink::~NcclLink() {
   }
   wake_.notify_one();
   if (watcher_.joinable()) watcher_.join();
-  for (auto& transfer : pending_) spare_.push_back(std::move(transfer));
-  for (const Transfer& transfer : spare_) {
-    cudaEventDestroy(transfer.may_begin);
-    cudaEventDestroy(transfer.is_over);
-  }
 }
 
 void NcclLink::throw_if_over() const {
@@ -135,15 +130,9 @@ void NcclLink::set(Wait& wait, std::span<const cuda::HostMessage> messages, cons
 }
 
 NcclLink::Transfer NcclLink::take_transfer() {
-  if (!spare_.empty()) {
-    Transfer transfer = std::move(spare_.back());
-    spare_.pop_back();
-    return transfer;
-  }
-  Transfer transfer;
-  for (cudaEvent_t* event : {&transfer.may_begin, &transfer.is_over}) {
-    cuda::check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreate");
-  }
+  if (spare_.empty()) return {};
+  Transfer transfer = std::move(spare_.back());
+  spare_.pop_back();
   return transfer;
 }
 
@@ -155,9 +144,9 @@ void NcclLink::exchange(std::span<const cuda::HostMessage> sends,
   throw_if_over();
   Transfer transfer = take_transfer();
   set(transfer.wait, receives.empty() ? sends : receives, what, deadline_s);
-  cuda::check(cudaEventRecord(transfer.may_begin, stream), "cudaEventRecord");
+  cuda::check(cudaEventRecord(transfer.may_begin.get(), stream), "cudaEventRecord");
   send_and_receive(sends, receives, what, deadline_s, stream);
-  cuda::check(cudaEventRecord(transfer.is_over, stream), "cudaEventRecord");
+  cuda::check(cudaEventRecord(transfer.is_over.get(), stream), "cudaEventRecord");
   pending_.push_back(std::move(transfer));
   if (pending_.size() == 1) wake_.notify_one();
 }
@@ -165,13 +154,13 @@ void NcclLink::exchange(std::span<const cuda::HostMessage> sends,
 void NcclLink::look() {
   // Before the events, because a peer may leave when all is done.
   const ncclResult_t state = communicator_.state();
-  while (!pending_.empty() && cudaEventQuery(pending_.front().is_over) == cudaSuccess) {
+  while (!pending_.empty() && cudaEventQuery(pending_.front().is_over.get()) == cudaSuccess) {
     spare_.push_back(std::move(pending_.front()));
     pending_.pop_front();
   }
   if (pending_.empty()) return;
   Transfer& transfer = pending_.front();
-  const bool may_begin = cudaEventQuery(transfer.may_begin) == cudaSuccess;
+  const bool may_begin = cudaEventQuery(transfer.may_begin.get()) == cudaSuccess;
   if (may_begin && !transfer.wait.began) transfer.wait.began = Wait::Clock::now();
   if (const auto why = communicator_.why_over(transfer.wait, state)) end(*why);
 }

@@ -39,8 +39,8 @@ class NcclLink final : public cuda::HostLink {
 
  private:
   struct Transfer {
-    cudaEvent_t may_begin = nullptr;
-    cudaEvent_t is_over = nullptr;
+    cuda::OwnedEvent may_begin;
+    cuda::OwnedEvent is_over;
     Wait wait;
   };
 
