@@ -122,14 +122,17 @@ TEST(ProcessCommunicator, AMissingProcessIsADeadlineThatNamesIt) {
 }
 
 TEST(ProcessCommunicator, WrongArgumentsAreNamed) {
-  const auto message = [](const std::string& name, int rank, int num_ranks) {
+  const auto message = [](const std::string& name, int rank, int num_ranks,
+                          double deadline_s = 0.1) {
     return std::string(
-        error_of([&] { make_process_communicator(name, rank, num_ranks, 0.1); }).what());
+        error_of([&] { make_process_communicator(name, rank, num_ranks, deadline_s); }).what());
   };
   EXPECT_NE(message("a/b", 0, 1).find("name"), std::string::npos);
   EXPECT_NE(message("", 0, 1).find("name"), std::string::npos);
   EXPECT_NE(message("ok", 2, 2).find("rank is 2"), std::string::npos);
   EXPECT_NE(message("ok", 0, 0).find("num_ranks is 0"), std::string::npos);
+  EXPECT_NE(message("ok", 0, 1, -1.0).find("deadline_s is -1.000000 s, must be positive"),
+            std::string::npos);
 }
 
 TEST(ProcessCommunicator, ARankThatJoinsTwiceIsRefused) {

@@ -37,8 +37,9 @@ struct CudaHostsOptions {
 /// host's ranks are neither of the two, where they share one with too few queues, where ranks of
 /// different hosts are on one device, where a device cannot run the kernels or where one cannot
 /// load and store in another's memory; invalid_argument for a device that is not there or options
-/// out of range; config_mismatch where options differ; deadline_exceeded or peer_failed where hosts
-/// do not reach each other.
+/// out of range; config_mismatch where options differ. Where a rank does not come (in ten minutes),
+/// leaves, or fails while NCCL joins it to the others, it throws its own reason, the others
+/// deadline_exceeded or peer_failed with its name; then `group` is over.
 std::unique_ptr<Communicator> make_cuda_communicator(Communicator& group, int device,
                                                      const CudaHostsOptions& hosts = {});
 

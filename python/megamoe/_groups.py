@@ -2,6 +2,7 @@
 
 import copy
 import enum
+import math
 import os
 import pathlib
 import socket
@@ -118,16 +119,18 @@ def init(
             MASTER_ADDR, where rank 0 is the first of all processes, else the name of its machine, and a free port.
 
     Raises:
-        TypeError, ValueError: host or rendezvous of any rank; raised on all.
+        TypeError, ValueError: a deadline, host or rendezvous of any rank; raised on all.
         RuntimeError: a rank that does not come; hosts with different numbers of ranks, or that are not in order.
     """
     torch_group = resolve(group)
+    deadlines = {"entry_deadline_s": entry_deadline_s, "inner_deadline_s": inner_deadline_s}
     if torch_group is ALONE:
+        _check_deadlines(deadlines)
         name, meeting, rank, size = _ONE_RANK, ("", "", ""), 0, 1
     else:
         name = torch_group.group_name
         rank, size = dist.get_rank(torch_group), dist.get_world_size(torch_group)
-        meeting = _agree_on_meeting(torch_group, host or _machine(), rendezvous)
+        meeting = _agree_on_meeting(torch_group, host or _machine(), rendezvous, deadlines)
     torch.ops.megamoe.make_group(name, *meeting, rank, size, entry_deadline_s, inner_deadline_s)
     _connected[name] = weakref.ref(torch_group)
 
@@ -140,28 +143,38 @@ def _machine() -> str:
         return socket.gethostname()
 
 
-def _agree_on_meeting(torch_group, host: str, rendezvous: str | None) -> tuple[str, str, str]:
+def _agree_on_meeting(torch_group, host: str, rendezvous: str | None, deadlines: dict) -> tuple[str, str, str]:
     """How ranks find each other: a name in shared memory on one host; on several a rendezvous, and this rank's host."""
     size = dist.get_world_size(torch_group)
     if size == 1:
+        _check_deadlines(deadlines)
         return "", "", ""
-    mine = (host, f"megamoe-{uuid.uuid4().hex}", rendezvous or _own_rendezvous(torch_group))
+    mine = (host, f"megamoe-{uuid.uuid4().hex}", rendezvous or _own_rendezvous(torch_group), deadlines)
     everyone = [None] * size
     dist.all_gather_object(everyone, mine, group=torch_group)
     _check_meeting(everyone)
-    if len({host for host, _, _ in everyone}) == 1:
+    if len({host for host, *_ in everyone}) == 1:
         return everyone[0][1], "", ""
     return "", everyone[0][2], host
 
 
 def _check_meeting(everyone: list) -> None:
     """Of all ranks, so that what one of them gave is raised on all: the others would wait for it."""
-    for rank, (host, _, rendezvous) in enumerate(everyone):
+    for rank, (host, _, rendezvous, deadlines) in enumerate(everyone):
         for name, value in (("host", host), ("rendezvous", rendezvous)):
             if not isinstance(value, str):
                 raise TypeError(f"rank {rank}: {name} must be a str, is {type(value).__name__}")
         if len(host.encode()) > _MAX_HOST_BYTES:
             raise ValueError(f"rank {rank}: host has {len(host.encode())} bytes, at most {_MAX_HOST_BYTES} are taken")
+        _check_deadlines(deadlines, f"rank {rank}: ")
+
+
+def _check_deadlines(deadlines: dict, whose: str = "") -> None:
+    for name, seconds in deadlines.items():
+        if not isinstance(seconds, (int, float)):
+            raise TypeError(f"{whose}{name} must be a number, is {type(seconds).__name__}")
+        if not 0 < seconds < math.inf:
+            raise ValueError(f"{whose}{name} is {seconds} s, must be positive and finite")
 
 
 def _own_rendezvous(torch_group) -> str:

@@ -377,6 +377,7 @@ void check_arguments(const std::string& name, int rank, int num_ranks) {
 std::unique_ptr<Communicator> make_process_communicator(const std::string& name, int rank,
                                                         int num_ranks, double deadline_s) {
   check_arguments(name, rank, num_ranks);
+  require_deadline("deadline_s", deadline_s);
   return std::make_unique<ProcessCommunicator>(name, rank, num_ranks, deadline_s);
 }
 

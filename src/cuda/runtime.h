@@ -82,6 +82,27 @@ class OwnedStream {
   cudaStream_t stream_ = nullptr;
 };
 
+/// An event without times, of the current device.
+class OwnedEvent {
+ public:
+  OwnedEvent() {
+    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
+  }
+  OwnedEvent(OwnedEvent&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  OwnedEvent& operator=(OwnedEvent&& other) noexcept {
+    std::swap(event_, other.event_);
+    return *this;
+  }
+  ~OwnedEvent() {
+    if (event_ != nullptr) cudaEventDestroy(event_);
+  }
+
+  [[nodiscard]] cudaEvent_t get() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
 /// One T in pinned host memory that every device can write; zeroed.
 template <class T>
 class PinnedValue {

@@ -8,7 +8,9 @@
 #include <cstring>
 #include <exception>
 #include <string>
+#include <vector>
 
+#include "megamoe/communicator.h"
 #include "megamoe/error.h"
 
 namespace megamoe {
@@ -47,6 +49,33 @@ inline void throw_if_failed(const LocalOutcome& outcome, int rank, int this_rank
   const std::string prefix =
       rank == this_rank ? std::string() : "rank " + std::to_string(rank) + ": ";
   throw Error(outcome.code, prefix + outcome.message.data());
+}
+
+/// Throws on every rank what one of them met.
+inline void agree(Communicator& group, const LocalOutcome& mine, const char* what,
+                  double deadline_s) {
+  std::vector<LocalOutcome> outcomes(group.size());
+  group.all_gather(&mine, outcomes.data(), sizeof(mine), what, deadline_s);
+  for (int rank = 0; rank < group.size(); ++rank) {
+    throw_if_failed(outcomes[rank], rank, group.rank());
+  }
+}
+
+/// The same for work in which peers may be waiting for this rank, by other means than the group:
+/// where it fails here, they do not come to agree. It leaves the group, which tells them.
+inline void agree_or_leave(Communicator& group, const LocalOutcome& mine, const char* what,
+                           double deadline_s) {
+  if (mine.failed != 0) {
+    std::string message = mine.message.data();
+    if (mine.code == ErrorCode::peer_failed) {
+      // Of the first: others left because of it.
+      const std::vector<Departure> departures = group.departures();
+      if (!departures.empty()) message += std::string(": ") + departures.front().error.what();
+    }
+    group.abort(message);
+    throw Error(mine.code, message);
+  }
+  agree(group, mine, what, deadline_s);
 }
 
 }  // namespace megamoe

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/longest_wait.h"
 #include "comm/gpu_limits.h"
 #include "cuda/entry.h"
 #include "layer/workspace.h"
@@ -20,11 +21,6 @@ void require_range(const char* member, std::int64_t value, std::int64_t low, std
   require(value >= low && value <= high, member,
           "is " + std::to_string(value) + ", must be from " + std::to_string(low) + " to " +
               std::to_string(high));
-}
-
-void require_deadline(const char* member, double seconds) {
-  require(std::isfinite(seconds) && seconds > 0, member,
-          "is " + std::to_string(seconds) + " s, must be positive and finite");
 }
 
 /// What the kernels do not take.

@@ -3,6 +3,7 @@
 
 #include <chrono>
 
+#include "gpu/held_memory.h"
 #include "gpu/layer_device.h"
 #include "gpu/unchecked_calls.h"
 
@@ -125,30 +126,6 @@ TEST(CudaFailures, OneRanksRefusalFailsTheCallOnAll) {
       });
   EXPECT_EQ(differing_tensors(after, clean), "");
 }
-
-/// All memory of a device but `left` bytes.
-class HeldMemory {
- public:
-  HeldMemory(int device, std::size_t left) {
-    const cuda::CurrentDevice current(device);
-    std::size_t free = 0, total = 0;
-    check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-    for (std::size_t bytes = free - left; bytes >= left; bytes /= 2) {
-      while (cudaMalloc(&pieces_.emplace_back(), bytes) == cudaSuccess) {
-      }
-      pieces_.pop_back();
-      cudaGetLastError();
-    }
-  }
-  HeldMemory(const HeldMemory&) = delete;
-  HeldMemory& operator=(const HeldMemory&) = delete;
-  ~HeldMemory() {
-    for (void* piece : pieces_) cudaFree(piece);
-  }
-
- private:
-  std::vector<void*> pieces_;
-};
 
 TEST(CudaFailures, ARankWithoutMemoryForItsContextFailsTheCallOnAll) {
   if (num_cuda_devices() < 2) GTEST_SKIP() << "needs two devices";

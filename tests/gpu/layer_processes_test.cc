@@ -25,6 +25,7 @@ namespace {
 constexpr const char* kBeforeABackward = "before a backward call that is checked";
 constexpr const char* kBeforeAForward = "before forward calls that nobody checks";
 constexpr const char* kWhileCallsRun = "while calls run";
+constexpr const char* kWhileTheyJoin = "while they join";
 
 void run_until_one_throws(RankSession& session) {
   for (;;) {
@@ -33,13 +34,29 @@ void run_until_one_throws(RankSession& session) {
   }
 }
 
-/// The process is killed meanwhile.
-void run_until_killed(RankSession& session) {
-  std::thread([] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+/// Meanwhile this process goes on.
+void be_killed_after(std::chrono::milliseconds delay) {
+  std::thread([delay] {
+    std::this_thread::sleep_for(delay);
     raise(SIGKILL);
   }).detach();
-  run_until_one_throws(session);
+}
+
+/// Rank 0 must say that rank 1 has gone, wherever both were.
+void expect_killed_peer_while_joining(Communicator& group) {
+  alarm(40);
+  { const BackendGroup first(group, {}); }  // which waits for CUDA more than for NCCL
+  group.barrier("both are there", 60);
+  const auto start = std::chrono::steady_clock::now();
+  if (group.rank() == 1) {
+    be_killed_after(std::chrono::milliseconds(std::atoi(std::getenv("MEGAMOE_TEST_DELAY_MS"))));
+  }
+  expect_error(ErrorCode::peer_failed, {"rank 1 has left (its process has ended without a word)"},
+               [&] {
+                 for (;;) const BackendGroup joined(group, {});
+               });
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  EXPECT_LT(taken.count(), 20.0);  // the deadlines are 600 s
 }
 
 /// Rank 0 must say that rank 1 has gone, and which of its signals it has awaited in vain.
@@ -84,13 +101,19 @@ TEST(CudaProcessRank, DISABLED_Run) {
                  [&] { const RankSession session(problem, {}, *group); });
     return;
   }
-  RankSession session(problem, {}, *group);
   const char* killed = std::getenv("MEGAMOE_TEST_KILLED");
+  if (killed != nullptr && std::string(killed) == kWhileTheyJoin) {
+    return expect_killed_peer_while_joining(*group);
+  }
+  RankSession session(problem, {}, *group);
   for (int step = 0; step < 3; ++step) {
     const CallContext context = session.forward();
     if (killed != nullptr && step == 1) {
       if (rank == 0) return expect_killed_peer(session, *group, context, killed);
-      if (std::string(killed) == kWhileCallsRun) run_until_killed(session);
+      if (std::string(killed) == kWhileCallsRun) {
+        be_killed_after(std::chrono::milliseconds(500));
+        run_until_one_throws(session);
+      }
       raise(SIGKILL);
     }
     session.backward(context);
@@ -189,6 +212,15 @@ TEST(CudaProcesses, AKilledPeerIsNamedToALoopOfForwardCallsThatNeverChecks) {
 
 TEST(CudaProcesses, APeerThatIsKilledInACallIsNamedWithWhatWasAwaited) {
   expect_killed_peer_is_named(kWhileCallsRun);
+}
+
+TEST(CudaProcesses, APeerThatIsKilledWhileTheyJoinIsNamed) {
+  for (const char* delay_ms : {"200", "500", "800"}) {
+    SCOPED_TRACE(delay_ms);
+    setenv("MEGAMOE_TEST_DELAY_MS", delay_ms, 1);
+    expect_killed_peer_is_named(kWhileTheyJoin);
+  }
+  unsetenv("MEGAMOE_TEST_DELAY_MS");
 }
 
 TEST(CudaProcesses, OneADeviceGiveTheBitsOfThreads) {

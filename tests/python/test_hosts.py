@@ -36,7 +36,13 @@ def refused_meetings(rank):
             megamoe.init(**({"host": "host 0", "entry_deadline_s": 10.0} | (given if rank == 1 else {})))
         return f"{raised.type.__name__}: {raised.value}"
 
-    return [refusal(host=5), refusal(host="x" * 201), refusal(host="host 1", rendezvous=29501)]
+    return [
+        refusal(host=5),
+        refusal(host="x" * 201),
+        refusal(host="host 1", rendezvous=29501),
+        refusal(entry_deadline_s=-1.0),
+        refusal(inner_deadline_s="1"),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -61,4 +67,6 @@ def test_what_a_rank_gives_is_refused_on_all(tmp_path):
             "TypeError: rank 1: host must be a str, is int",
             "ValueError: rank 1: host has 201 bytes, at most 200 are taken",
             "TypeError: rank 1: rendezvous must be a str, is int",
+            "ValueError: rank 1: entry_deadline_s is -1.0 s, must be positive and finite",
+            "TypeError: rank 1: inner_deadline_s must be a number, is str",
         ]

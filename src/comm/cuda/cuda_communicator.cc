@@ -8,11 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "comm/cuda/lsa_pointers.h"
 #include "comm/cuda/nccl_library.h"
 #include "comm/cuda/nccl_link.h"
 #include "comm/cuda/places.h"
+#include "comm/cuda/ranks_of_host.h"
 #include "comm/cuda/stand_in_link.h"
+#include "comm/cuda/window_heap.h"
 #include "comm/hardware_queues.h"
 #include "cuda/runtime.h"
 #include "cuda/stream_order.h"
@@ -27,135 +28,9 @@ using cuda::CurrentDevice;
 using cuda::DeviceMemory;
 using cuda::HostsAre;
 using cuda::Place;
+using cuda::RanksOfHost;
 
 constexpr double kConstructionDeadlineS = 600.0;
-
-/// Throws on every rank what one of them met.
-void agree(Communicator& group, const LocalOutcome& mine, const char* what, double deadline_s) {
-  std::vector<LocalOutcome> outcomes(group.size());
-  group.all_gather(&mine, outcomes.data(), sizeof(mine), what, deadline_s);
-  for (int rank = 0; rank < group.size(); ++rank) {
-    throw_if_failed(outcomes[rank], rank, group.rank());
-  }
-}
-
-/// NCCL's communicator of a rank.
-class NcclGroup {
- public:
-  NcclGroup(const ncclUniqueId& id, int rank, int num_ranks) {
-    nccl::check(nccl::library().comm_init_rank(&comm_, num_ranks, id, rank),
-                "joining the group of " + std::to_string(num_ranks) + " devices");
-  }
-  NcclGroup(const NcclGroup&) = delete;
-  NcclGroup& operator=(const NcclGroup&) = delete;
-  ~NcclGroup() {
-    // Destroying waits for peers, which may have gone.
-    if (failed_) {
-      nccl::library().comm_abort(comm_);
-    } else {
-      nccl::library().comm_destroy(comm_);
-    }
-  }
-
-  void fail() { failed_ = true; }
-  [[nodiscard]] ncclComm_t get() const { return comm_; }
-
- private:
-  ncclComm_t comm_ = nullptr;
-  bool failed_ = false;
-};
-
-/// Without cuMem NCCL registers a window that no kernel can read, and says that all is well.
-bool is_on_device(ncclWindow_t window) {
-  cudaPointerAttributes attributes{};
-  const bool known = cudaPointerGetAttributes(&attributes, window) == cudaSuccess;
-  cudaGetLastError();
-  return window != nullptr && known && attributes.type == cudaMemoryTypeDevice;
-}
-
-/// The ranks that share memory with this one, and the addresses of all: null on other hosts.
-struct RanksOfHost {
-  explicit RanksOfHost(const Communicator& group)
-      : topology(group.topology()),
-        first(topology.rank_of(topology.host_of(group.rank()), 0)),
-        count(topology.ranks_per_host()) {}
-  [[nodiscard]] bool has(int rank) const { return rank >= first && rank < first + count; }
-
-  Topology topology;
-  int first;
-  int count;
-};
-
-/// Memory of NCCL's allocator in a symmetric window. Peers' parts are windows' addresses; the own
-/// part has one address, that of the allocation.
-class WindowHeap final : public SymmetricHeap {
- public:
-  WindowHeap(std::shared_ptr<NcclGroup> nccl_group, Communicator& group, std::size_t bytes,
-             int device, double deadline_s)
-      : nccl_group_(std::move(nccl_group)), device_(device), bytes_(bytes) {
-    constexpr const char* kWhat = "the allocation of a symmetric heap";
-    const nccl::Library& library = nccl::library();
-    const CurrentDevice current(device);
-    try {
-      agree(group, outcome_of([&] { allocate(bytes); }), kWhat, deadline_s);
-      agree(group, outcome_of([&] {
-              const ncclResult_t status = library.window_register(
-                  nccl_group_->get(), memory_, allocated_, &window_, NCCL_WIN_COLL_SYMMETRIC);
-              if (status != ncclSuccess || !is_on_device(window_)) {
-                throw Error(ErrorCode::unsupported,
-                            "NCCL gave no symmetric window of " + std::to_string(bytes) +
-                                " bytes (" + library.get_error_string(status) +
-                                "): windows need cuMem (is NCCL_CUMEM_ENABLE=0 set?) and devices "
-                                "that reach each other by load and store");
-              }
-              const RanksOfHost host(group);
-              const auto pointers = nccl::lsa_pointers(window_, host.count);
-              peers_.assign(group.size(), nullptr);
-              std::copy(pointers.begin(), pointers.end(), peers_.begin() + host.first);
-              peers_[group.rank()] = memory_;
-            }),
-            kWhat, deadline_s);
-    } catch (...) {
-      release();
-      throw;
-    }
-  }
-  WindowHeap(const WindowHeap&) = delete;
-  WindowHeap& operator=(const WindowHeap&) = delete;
-  ~WindowHeap() override { release(); }
-
-  [[nodiscard]] std::byte* peer(int rank) const override { return peers_[rank]; }
-  [[nodiscard]] std::size_t bytes() const override { return bytes_; }
-
- private:
-  void allocate(std::size_t bytes) {
-    allocated_ = std::max<std::size_t>(bytes, 1);
-    void* memory = nullptr;
-    const ncclResult_t status = nccl::library().mem_alloc(&memory, allocated_);
-    cudaGetLastError();
-    if (status != ncclSuccess) {
-      throw Error(ErrorCode::out_of_memory, "device " + std::to_string(device_) +
-                                                " could not allocate a symmetric heap of " +
-                                                std::to_string(bytes) + " bytes");
-    }
-    memory_ = static_cast<std::byte*>(memory);
-    cuda::check(cudaMemset(memory_, 0, allocated_), "clearing a symmetric heap");
-    cuda::check(cudaDeviceSynchronize(), "clearing a symmetric heap");
-  }
-  void release() {
-    const CurrentDevice current(device_);
-    if (window_ != nullptr) nccl::library().window_deregister(nccl_group_->get(), window_);
-    if (memory_ != nullptr) nccl::library().mem_free(memory_);
-  }
-
-  std::shared_ptr<NcclGroup> nccl_group_;
-  int device_;
-  std::size_t bytes_;
-  std::size_t allocated_ = 0;
-  std::byte* memory_ = nullptr;
-  ncclWindow_t window_ = nullptr;
-  std::vector<std::byte*> peers_;
-};
 
 /// Plain memory of ranks that are threads of one process on one device. Lives until the last rank
 /// has given its heap up.
@@ -249,13 +124,13 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
     if (any_window || has_nccl_link) records = exchange_ids(topology);
     const CurrentDevice current(device);
     if (any_window) {
-      agree(group, outcome_of([&] {
-              if (arrangements[host] == Arrangement::one_device) return;
-              nccl_group_ = std::make_shared<NcclGroup>(records[topology.rank_of(host, 0)].of_host,
-                                                        topology.local_index_of(group.rank()),
-                                                        topology.ranks_per_host());
-            }),
-            kWhat, kConstructionDeadlineS);
+      agree_or_leave(group, outcome_of([&] {
+                       if (arrangements[host] == Arrangement::one_device) return;
+                       windows_ = std::make_shared<nccl::WindowGroup>(
+                           records[topology.rank_of(host, 0)].of_host, group, device,
+                           calls_->has_left_R.get(), kConstructionDeadlineS);
+                     }),
+                     kWhat, kConstructionDeadlineS);
     }
     if (has_nccl_link) {
       // A first message allocates and loads code, which may wait for kernels of ranks beside this
@@ -263,14 +138,14 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
       const int index = topology.local_index_of(group.rank());
       const int num_turns = any_order ? topology.ranks_per_host() : 1;
       for (int turn = 0; turn < num_turns; ++turn) {
-        agree(group, outcome_of([&] {
-                if (num_turns > 1 && turn != index) return;
-                link_ = std::make_unique<nccl::NcclLink>(
-                    records[topology.rank_of(0, index)].of_index, topology, group.rank(),
-                    resolved_options.network_ctas, calls_->has_left_R.get(),
-                    kConstructionDeadlineS);
-              }),
-              kWhat, kConstructionDeadlineS);
+        agree_or_leave(group, outcome_of([&] {
+                         if (num_turns > 1 && turn != index) return;
+                         link_ = std::make_unique<nccl::NcclLink>(
+                             records[topology.rank_of(0, index)].of_index, topology, group.rank(),
+                             resolved_options.network_ctas, calls_->has_left_R.get(),
+                             kConstructionDeadlineS);
+                       }),
+                       kWhat, kConstructionDeadlineS);
       }
       bytes_per_s_ = slowest_link();
     } else if (has_hosts) {
@@ -281,7 +156,7 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
   ~CudaCommunicator() override {
     calls_->watch.stop();
     if (!calls_->has_failed) return;
-    if (nccl_group_ != nullptr) nccl_group_->fail();
+    if (windows_ != nullptr) windows_->fail();
     if (link_ != nullptr) link_->fail(Error(ErrorCode::peer_failed, "a call has failed for good"));
   }
 
@@ -301,10 +176,10 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
     note_failure([&] { group_.all_reduce_sum(values, count, what, deadline_s); });
   }
   std::unique_ptr<SymmetricHeap> allocate_symmetric(std::size_t bytes, double deadline_s) override {
-    if (nccl_group_ == nullptr) {
+    if (windows_ == nullptr) {
       return std::make_unique<SharedDeviceHeap>(group_, bytes, device_, deadline_s);
     }
-    return std::make_unique<WindowHeap>(nccl_group_, group_, bytes, device_, deadline_s);
+    return std::make_unique<nccl::WindowHeap>(windows_, group_, bytes, deadline_s);
   }
   [[nodiscard]] std::vector<Departure> departures() const override { return group_.departures(); }
   [[nodiscard]] Topology topology() const override { return group_.topology(); }
@@ -313,7 +188,7 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
     return {link_.get(), num_groups_, bytes_per_s_};
   }
   void abort(const std::string& reason) noexcept override {
-    if (nccl_group_ != nullptr) nccl_group_->fail();
+    if (windows_ != nullptr) windows_->fail();
     if (link_ != nullptr) link_->fail(Error(ErrorCode::peer_failed, reason));
     group_.abort(reason);
   }
@@ -326,7 +201,7 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
     } catch (const Error& error) {
       const bool peers_gone =
           error.code() == ErrorCode::peer_failed || error.code() == ErrorCode::deadline_exceeded;
-      if (peers_gone && nccl_group_ != nullptr) nccl_group_->fail();
+      if (peers_gone && windows_ != nullptr) windows_->fail();
       throw;
     }
   }
@@ -390,8 +265,8 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
   int num_groups_ = 0;
   double bytes_per_s_ = 0.0;
   std::shared_ptr<cuda::RankCalls> calls_;
-  std::shared_ptr<NcclGroup> nccl_group_;  ///< null where all ranks of the host share a device
-  std::unique_ptr<cuda::HostLink> link_;   ///< null on one host
+  std::shared_ptr<nccl::WindowGroup> windows_;  ///< null where all ranks of the host share a device
+  std::unique_ptr<cuda::HostLink> link_;        ///< null on one host
 };
 
 }  // namespace

@@ -39,7 +39,6 @@ Library open() {
   load(handle, "ncclGetErrorString", found.get_error_string);
   load(handle, "ncclGetLastError", found.get_last_error);
   load(handle, "ncclGetUniqueId", found.get_unique_id);
-  load(handle, "ncclCommInitRank", found.comm_init_rank);
   load(handle, "ncclCommInitRankConfig", found.comm_init_rank_config);
   load(handle, "ncclCommGetAsyncError", found.comm_get_async_error);
   load(handle, "ncclCommFinalize", found.comm_finalize);
@@ -63,13 +62,15 @@ const Library& library() {
   return loaded;
 }
 
-void check(ncclResult_t status, const std::string& what) {
-  if (status == ncclSuccess) return;
+std::string reason_of(ncclResult_t result) {
   const Library& nccl = library();
   const char* last = nccl.get_last_error(nullptr);
-  throw Error(ErrorCode::internal,
-              what + ": NCCL: " + nccl.get_error_string(status) +
-                  (last != nullptr && last[0] != '\0' ? std::string(" (") + last + ")" : ""));
+  return std::string("NCCL: ") + nccl.get_error_string(result) +
+         (last != nullptr && last[0] != '\0' ? std::string(" (") + last + ")" : "");
+}
+
+void check(ncclResult_t status, const std::string& what) {
+  if (status != ncclSuccess) throw Error(ErrorCode::internal, what + ": " + reason_of(status));
 }
 
 }  // namespace megamoe::nccl

@@ -16,7 +16,6 @@ struct Library {
   decltype(&ncclGetErrorString) get_error_string;
   decltype(&ncclGetLastError) get_last_error;
   decltype(&ncclGetUniqueId) get_unique_id;
-  decltype(&ncclCommInitRank) comm_init_rank;
   decltype(&ncclCommInitRankConfig) comm_init_rank_config;
   decltype(&ncclCommGetAsyncError) comm_get_async_error;
   decltype(&ncclCommFinalize) comm_finalize;
@@ -37,7 +36,9 @@ struct Library {
 /// or it is too old; MEGAMOE_NCCL_LIBRARY names another file.
 const Library& library();
 
-/// Throws Error naming `what`, NCCL's reason and its last message.
+/// "NCCL: ", what `result` means, and its last message, if there is one.
+std::string reason_of(ncclResult_t result);
+/// Throws Error naming `what` and NCCL's reason.
 void check(ncclResult_t status, const std::string& what);
 
 }  // namespace megamoe::nccl

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/longest_wait.h"
 #include "comm/network/links.h"
 #include "comm/network/mesh.h"
 #include "comm/network/network_communicator.h"
@@ -69,6 +70,7 @@ std::string host_group_name(std::uint64_t group_id, int host) {
 std::unique_ptr<Communicator> make_network_communicator(const NetworkOptions& options,
                                                         double deadline_s) {
   network::check_options(options);
+  require_deadline("deadline_s", deadline_s);
   const Endpoint rendezvous = network::parse_endpoint(options.rendezvous, "rendezvous");
   NetworkOptions named = options;
   if (named.host_name.empty()) named.host_name = network::this_host();

@@ -1,0 +1,100 @@
+// Which options and which places of ranks are taken, and in what words others are refused. Needs
+// no device: places are given.
+#include "comm/cuda/places.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace megamoe::cuda {
+namespace {
+
+Error error_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error;
+  }
+  return {ErrorCode::internal, "no error"};
+}
+
+void expect(const Error& error, ErrorCode code, const std::string& text) {
+  EXPECT_EQ(error.code(), code) << error.what();
+  EXPECT_NE(std::string(error.what()).find(text), std::string::npos)
+      << "'" << text << "' is not in: " << error.what();
+}
+
+struct Seat {
+  std::uint64_t process;
+  char device;
+};
+
+std::vector<Place> places_of(const std::vector<Seat>& seats) {
+  std::vector<Place> places(seats.size());
+  for (std::size_t rank = 0; rank < seats.size(); ++rank) {
+    places[rank].process = seats[rank].process;
+    places[rank].device_uuid[0] = seats[rank].device;
+  }
+  return places;
+}
+
+TEST(CudaHostsOptions, OutOfRangeAreRefusedByName) {
+  const std::string groups = "must be from 0 to 8";
+  const std::string ctas = "must be from 0 to 64";
+  for (const int value : {-1, 9}) {
+    expect(error_of([&] { resolved({.network_groups = value}); }), ErrorCode::invalid_argument,
+           "network_groups is " + std::to_string(value) + ", " + groups);
+  }
+  for (const int value : {-1, 65}) {
+    expect(error_of([&] { resolved({.network_ctas = value}); }), ErrorCode::invalid_argument,
+           "network_ctas is " + std::to_string(value) + ", " + ctas);
+  }
+}
+
+TEST(CudaHostsOptions, HaveDefaults) {
+  EXPECT_EQ(resolved({}).network_ctas, 8);
+  EXPECT_EQ(resolved({}).network_groups, 0);  // the cost model's choice
+  EXPECT_EQ(resolved({.network_groups = 8, .network_ctas = 64}).network_groups, 8);
+  EXPECT_EQ(resolved({.network_groups = 8, .network_ctas = 64}).network_ctas, 64);
+}
+
+TEST(CudaHostsOptions, ThatDifferAreRefusedWithBothValues) {
+  std::vector<Place> places = places_of({{1, 'a'}, {1, 'b'}, {1, 'c'}});
+  require_equal_options(places);
+  places[2].options.network_groups = 3;
+  expect(error_of([&] { require_equal_options(places); }), ErrorCode::config_mismatch,
+         "network_groups: rank 0 has 0, rank 2 has 3");
+  places[1].options.network_ctas = 4;
+  places[2].options.network_groups = 0;
+  expect(error_of([&] { require_equal_options(places); }), ErrorCode::config_mismatch,
+         "network_ctas: rank 0 has 0, rank 1 has 4");
+}
+
+TEST(Places, OfAHostAreADeviceEachOrOneForAll) {
+  const Topology two_by_two = even_topology(2, 2);
+  EXPECT_EQ(arrangements_of(places_of({{1, 'a'}, {1, 'a'}, {2, 'a'}, {3, 'b'}}), two_by_two),
+            (std::vector{Arrangement::one_device, Arrangement::device_each}));
+  expect(error_of([&] {
+           arrangements_of(places_of({{1, 'a'}, {1, 'b'}, {2, 'c'}, {3, 'c'}}), two_by_two);
+         }),
+         ErrorCode::unsupported, "ranks 2 and 3 are on the same CUDA device");
+}
+
+TEST(Places, HostsOfOneProcessAreThreadsAndOthersTakeADeviceOnce) {
+  const Topology two = even_topology(2, 1);
+  EXPECT_EQ(hosts_are(places_of({{1, 'a'}, {1, 'a'}}), two), HostsAre::threads);
+  EXPECT_EQ(hosts_are(places_of({{1, 'a'}, {2, 'b'}}), two), HostsAre::processes);
+  expect(error_of([&] {
+           hosts_are(places_of({{1, 'a'}, {2, 'a'}}), two);
+         }),
+         ErrorCode::unsupported, "ranks 0 and 1 are on the same CUDA device");
+}
+
+TEST(Places, RanksBesideThisOneAreOfItsProcessAndDevice) {
+  EXPECT_EQ(ranks_beside(places_of({{1, 'a'}, {1, 'a'}, {1, 'b'}, {2, 'a'}}), 1), 2);
+}
+
+}  // namespace
+}  // namespace megamoe::cuda
