@@ -32,8 +32,10 @@ ProblemSpec random_spec(std::uint64_t seed) {
 }
 
 /// Forward and backward of `problem` in a workspace of its own.
-LayerTensors run_step(const Problem& problem, const RunOptions& options, Communicator& group) {
-  const LayerConfig config = layer_config(problem.spec, options);
+LayerTensors run_step(const Problem& problem, const RunOptions& options, Communicator& group,
+                      int num_sms = 0) {
+  LayerConfig config = layer_config(problem.spec, options);
+  config.num_sms = num_sms;
   Workspace workspace(config, group);
   MoeLayer layer(config, group, workspace);
   poison(workspace);
@@ -113,6 +115,35 @@ TEST(CudaOverlap, AGradientAddedBesideDxHasTheBitsOfOneAfterTheOther) {
         options.saved_row_capacity = step % 3 == 1 ? 100 : 0;
         ASSERT_EQ(differing_tensors(run_step(problem, options, group.get()), wanted), "")
             << tokens_of_second << " tokens, step " << step << ", rank " << threads.rank();
+      }
+    }
+  });
+}
+
+/// Few clusters take many tiles each, with experts without rows between them, and share them with
+/// those that begin behind dx.
+TEST(CudaOverlap, AFewSmsGiveTheBitsOfAll) {
+  run_ranks(2, [](Communicator& threads) {
+    const BackendGroup group(threads, {});
+    for (const RoutingPattern routing : {RoutingPattern::uniform, RoutingPattern::one_expert}) {
+      ProblemSpec spec = spec_with_tokens({1100, 900});
+      spec.hidden_dim = 576;
+      spec.intermediate_dim = 320;
+      spec.num_experts = 8;
+      spec.top_k = 2;
+      spec.routing = routing;
+      const Problem problem = make_problem(spec);
+      for (const WeightGradientMode gradients :
+           {WeightGradientMode::store_bf16, WeightGradientMode::accumulate_fp32}) {
+        RunOptions options;
+        options.weight_gradient_mode = gradients;
+        options.initial_gradient = 0.25F;
+        const LayerTensors wanted = run_step(problem, options, group.get());
+        for (const int num_sms : {2, 4, 6, 20}) {
+          EXPECT_EQ(differing_tensors(run_step(problem, options, group.get(), num_sms), wanted), "")
+              << "routing " << to_string(routing) << ", gradients " << static_cast<int>(gradients)
+              << ", SMs " << num_sms << ", rank " << threads.rank();
+        }
       }
     }
   });
