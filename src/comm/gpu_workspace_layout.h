@@ -133,7 +133,7 @@ struct PlanScratchLayout {
   // Of overlapping products only. P: max_ordered_pulls().
   Region<PullProgress> pull_progress;     ///< by PulledBy
   Region<std::uint32_t> num_reduced;      ///< tokens whose dx weight gradients have taken to reduce
-  Region<std::uint32_t> num_tiles_taken;  ///< of the weight gradients, by all their launches
+  Region<std::uint32_t> num_tiles_taken;  ///< by all launches since order_pulls(); by ProductKind
   Region<OrderedPull> ordered_pulls_P;
   Region<std::int32_t> ordered_rows_PK;
   Region<std::uint32_t> rows_arrived;  ///< of each 64 rows, with their pads: schedule/row_blocks.h
@@ -153,7 +153,7 @@ inline PlanScratchLayout plan_scratch_layout(const WorkspaceDims& workspace) {
   layout.first_pull_E = regions.take<std::int32_t>(dims.num_experts);
   layout.pull_progress = regions.take<PullProgress>(kNumPullers);
   layout.num_reduced = regions.take<std::uint32_t>(1);
-  layout.num_tiles_taken = regions.take<std::uint32_t>(1);
+  layout.num_tiles_taken = regions.take<std::uint32_t>(device::kNumProductKinds);
   layout.ordered_pulls_P = regions.take<OrderedPull>(num_pulls);
   layout.ordered_rows_PK = regions.take<std::int32_t>(num_pulls * dims.top_k);
   layout.rows_arrived =

@@ -31,6 +31,12 @@ struct RankView {
     return scratch_layout.control.in(scratch);
   }
 
+  /// Of overlapping products: how many of a product's tiles clusters have taken.
+  [[nodiscard]] MEGAMOE_HOST_DEVICE std::uint32_t* num_tiles_taken(
+      device::ProductKind product) const {
+    return scratch_layout.num_tiles_taken.in(scratch) + static_cast<int>(product);
+  }
+
   /// The signal in `at`'s memory that `from` writes.
   [[nodiscard]] MEGAMOE_HOST_DEVICE device::SignalValue* signal(device::Signal what, int at,
                                                                 int from) const {

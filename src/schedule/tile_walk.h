@@ -1,9 +1,10 @@
 // The order in which clusters take the tiles of a product over rows grouped by expert: shared by
 // the kernels and the CPU tests. All roles of a CTA walk the same object.
 //
-// Cluster c takes tiles c, c + C, c + 2C, ... of the list (expert, row tile, channel tile), channel
-// tile fastest: the clusters that run at the same time then work on the same one or two experts,
-// whose weights and rows fit the L2.
+// Clusters take tiles from the list (expert, row tile, channel tile), channel tile fastest, in its
+// order: those that run at the same time then work on the same one or two experts, whose weights
+// and rows fit the L2. Which are a cluster's, its tickets say: every n-th of n clusters, or as it
+// comes to them (kernels/products/tile_tickets.cuh).
 #pragma once
 
 #include <cstdint>
@@ -53,27 +54,44 @@ MEGAMOE_HOST_DEVICE constexpr int num_cluster_tiles(int num_rows, int num_channe
          num_walk_channel_tiles<kShared>(num_channel_tiles);
 }
 
-/// `Grid` says which cluster walks and how many there are: cluster(), num_clusters().
+/// Tickets without a counter. `Grid` says which cluster walks and how many there are: cluster(),
+/// num_clusters().
+template <class Grid>
+class EveryNth {
+ public:
+  MEGAMOE_HOST_DEVICE explicit EveryNth(Grid grid = {}) : grid_(grid), next_(grid.cluster()) {}
+
+  [[nodiscard]] MEGAMOE_HOST_DEVICE int read() const { return next_; }
+  MEGAMOE_HOST_DEVICE void hand_back() { next_ += grid_.num_clusters(); }
+
+ private:
+  [[no_unique_address]] Grid grid_;
+  int next_;
+};
+
+/// `Tickets` says which tiles are the cluster's: read() gives a number, which only grows, and
+/// hand_back() ends the read, but for the first beyond the last tile.
 /// first_tile[0 .. num_groups] is the running number of cluster tiles.
-template <Shared kShared, class Grid>
+template <Shared kShared, class Tickets>
 class GroupedWalk {
  public:
   MEGAMOE_HOST_DEVICE GroupedWalk(const GroupedRowsArgs& rows, int num_channel_tiles,
-                                  const std::int32_t* first_tile, int cta_rank, Grid grid = {})
-      : grid_(grid),
+                                  const std::int32_t* first_tile, int cta_rank,
+                                  Tickets tickets = Tickets())
+      : tickets_(tickets),
         rows_(rows),
         first_tile_(first_tile),
         walk_channel_tiles_(num_walk_channel_tiles<kShared>(num_channel_tiles)),
         cta_rank_(cta_rank),
-        next_(grid.cluster()),
         num_tiles_(first_tile[rows.num_groups]) {}
 
   /// Steps to the next tile; false when there is none.
   MEGAMOE_HOST_DEVICE bool next(GroupedTile& tile) {
-    if (next_ >= num_tiles_) return false;
-    while (next_ >= first_tile_[group_ + 1]) ++group_;
-    const int local = next_ - first_tile_[group_];
-    next_ += grid_.num_clusters();
+    const int number = static_cast<int>(tickets_.read());
+    if (number >= num_tiles_) return false;
+    while (number >= first_tile_[group_ + 1]) ++group_;
+    const int local = number - first_tile_[group_];
+    tickets_.hand_back();
 
     const int count = rows_.count[group_];
     const int row_tiles = num_group_row_tiles<kShared>(count);
@@ -90,12 +108,11 @@ class GroupedWalk {
   }
 
  private:
-  [[no_unique_address]] Grid grid_;
+  Tickets tickets_;
   const GroupedRowsArgs& rows_;
   const std::int32_t* first_tile_;
   int walk_channel_tiles_;
   int cta_rank_;
-  int next_;
   int num_tiles_;
   int group_ = 0;
 };

@@ -84,9 +84,10 @@ LayerModel::Builder::Tiles LayerModel::Builder::tiles_of(std::uint32_t cta,
   }
   const schedule::GroupedRowsArgs args{rank.begin_e.data(), rank.count_e.data(),
                                        static_cast<std::int32_t>(rank.count_e.size())};
-  schedule::GroupedWalk<kShared, HostGrid> walk(
-      args, num_channels, first_tile.data(), static_cast<int>(cta % kCluster),
+  const schedule::EveryNth every_nth(
       HostGrid{static_cast<int>(cta / kCluster), static_cast<int>(shape().num_ctas / kCluster)});
+  schedule::GroupedWalk<kShared, schedule::EveryNth<HostGrid>> walk(
+      args, num_channels, first_tile.data(), static_cast<int>(cta % kCluster), every_nth);
   Tiles tiles;
   GroupedTile tile{};
   while (walk.next(tile)) tiles.push_back(tile);

@@ -108,7 +108,9 @@ __global__ __launch_bounds__(kMoverThreads) void order_kernel(const __grid_const
           0, static_cast<std::uint32_t>(order.num_tokens()), 0};
     }
     *view.scratch_layout.num_reduced.in(view.scratch) = 0;
-    *view.scratch_layout.num_tiles_taken.in(view.scratch) = 0;
+    for (int product = 0; product < device::kNumProductKinds; ++product) {
+      *view.num_tiles_taken(static_cast<device::ProductKind>(product)) = 0;
+    }
   }
   start_counters(view, plan);
   write_pulls(view, rows, order);

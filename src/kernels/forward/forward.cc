@@ -167,7 +167,7 @@ void weight_gradients_beside_rows(const RankView& view, std::byte* plan,
   products::WeightGradientLaunch launch = products::describe_weight_gradients(
       groups_of(view, plan), gradients, mode, options, &view.control()->call_failed);
   launch.params.num_early_jobs = beside.num_without_x;
-  launch.params.num_tiles_taken = view.scratch_layout.num_tiles_taken.in(view.scratch);
+  launch.params.num_tiles_taken = view.num_tiles_taken(device::ProductKind::weight_gradients);
   PullParams pulls = cut_rows(view);
   pulls.by = PulledBy::weight_gradients;
   if (beside.x_CH != nullptr) {

@@ -24,6 +24,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
 
   if (warp == 0 && device::elect_one()) {
     push_shared.call_failed = view.control()->call_failed;
+    init_ticket_barriers(push_shared.tickets, kPushTicketReaders);
     init_barriers(shared.barriers, kNumPushWarps);
   }
   if (warp == 1) count_tiles<kShared>(params.rows, params.num_channel_tiles, shared.first_tile);
@@ -40,7 +41,11 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
   if (warp < static_cast<int>(kWarpsPerWarpgroup)) {
     device::release_registers_to<kProducerRegisters>();
     if (warp == static_cast<int>(ProducerWarp::loads)) {
-      if (device::elect_one()) load_role<kProduct, kShared>(params, shared, cta_rank);
+      if (device::elect_one()) {
+        load_role<kProduct, kShared>(
+            params, shared, cta_rank,
+            TicketDealer(push_shared.tickets, view.num_tiles_taken(kProductKind<kProduct>)));
+      }
     } else {
       push_role<kProduct, kShared>(view, origin_C, params, shared, push_shared, cta_rank,
                                    warp - static_cast<int>(ProducerWarp::stores_slot_0));
@@ -49,7 +54,8 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
   } else {
     device::claim_registers_up_to<kMathRegisters>();
     math_role<kProduct, kShared, NoActivation>(params, {}, shared, cta_rank,
-                                               warp / static_cast<int>(kWarpsPerWarpgroup) - 1);
+                                               warp / static_cast<int>(kWarpsPerWarpgroup) - 1,
+                                               TicketReader<Readers::warp>(push_shared.tickets));
   }
   // Neither CTA may leave while the other still signals its barriers or multicasts into its stages.
   device::cluster_sync();

@@ -13,6 +13,7 @@
 #include "device/trace.cuh"
 #include "kernels/products/grouped_walk.cuh"
 #include "kernels/products/pieces.h"
+#include "kernels/products/tile_tickets.cuh"
 #include "kernels/rank_view.h"
 
 namespace megamoe::products {
@@ -22,6 +23,7 @@ namespace megamoe::products {
 struct PushShared {
   std::uint64_t destinations[kTileRows];
   std::uint32_t call_failed;  ///< before this kernel
+  TicketRing tickets;
 };
 
 /// All producer warps but the loading one. Each takes every third unit of 16 rows of every piece:
@@ -29,6 +31,7 @@ struct PushShared {
 inline constexpr int kNumPushWarps = 3;
 inline constexpr int kMaxUnitsPerPushWarp = schedule::kMaxUnitsPerTile / kNumPushWarps;
 static_assert(schedule::kMaxUnitsPerTile % kNumPushWarps == 0);
+inline constexpr std::uint32_t kPushTicketReaders = num_ticket_readers(1 + kNumPushWarps);
 
 inline constexpr int kLanesARow = kBlockChannels * 2 / 16;
 inline constexpr int kRowsAtOnce = device::kWarpSize / kLanesARow;
@@ -115,7 +118,9 @@ __device__ inline void push_role(const gpu::RankView& view, const RowOrigin* ori
   trace::Recorder recorder(params.trace_region, trace::track_warp_1 + push_warp,
                            device::lane_idx());
   std::uint32_t parities = 0;
-  GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank);
+  GroupedWalk<kShared, TicketReader<Readers::warp>> walk(params.rows, params.num_channel_tiles,
+                                                         shared.first_tile, cta_rank,
+                                                         TicketReader<Readers::warp>(push.tickets));
   GroupedTile tile;
   while (walk.next(tile)) {
     if (tile.num_units == 0) continue;

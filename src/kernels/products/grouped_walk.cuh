@@ -36,7 +36,9 @@ struct KernelGrid {
   __device__ static int num_clusters() { return static_cast<int>(gridDim.x) / kClusterSize; }
 };
 
-template <Shared kShared>
-using GroupedWalk = schedule::GroupedWalk<kShared, KernelGrid>;
+using EveryNthTile = schedule::EveryNth<KernelGrid>;
+
+template <Shared kShared, class Tickets = EveryNthTile>
+using GroupedWalk = schedule::GroupedWalk<kShared, Tickets>;
 
 }  // namespace megamoe::products

@@ -84,10 +84,11 @@ __device__ inline void load_stage(const RowProductParams& params, SharedStorage&
   ring.advance();
 }
 
-template <RowProduct kProduct, Shared kShared>
+template <RowProduct kProduct, Shared kShared, class Tickets = EveryNthTile>
 __device__ inline void load_role(const RowProductParams& params, SharedStorage& shared,
-                                 int cta_rank) {
-  GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank);
+                                 int cta_rank, Tickets tickets = Tickets()) {
+  GroupedWalk<kShared, Tickets> walk(params.rows, params.num_channel_tiles, shared.first_tile,
+                                     cta_rank, tickets);
   trace::Recorder recorder(params.trace_region, trace::track_warp_0, 0);
   StageRing ring;
   GroupedTile tile;

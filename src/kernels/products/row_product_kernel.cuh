@@ -15,15 +15,17 @@
 
 namespace megamoe::products {
 
-template <RowProduct kProduct, Shared kShared, class Activation>
+template <RowProduct kProduct, Shared kShared, class Activation, class Tickets = EveryNthTile>
 __device__ inline void math_role(const RowProductParams& params, const Activation& activation,
-                                 SharedStorage& shared, int cta_rank, int warpgroup) {
+                                 SharedStorage& shared, int cta_rank, int warpgroup,
+                                 Tickets tickets = Tickets()) {
   constexpr std::uint32_t kAllUnits = ((1U << (schedule::kMaxUnitsPerTile + 1)) - 1U) & ~1U;
   const std::uint32_t stages = device::shared_address(shared.stages);
   trace::Recorder recorder(params.trace_region, trace::track_math_0 + warpgroup,
                            static_cast<int>(threadIdx.x) % device::kWarpgroupSize);
   const StageBarriers barriers(shared.barriers, recorder);
-  GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank);
+  GroupedWalk<kShared, Tickets> walk(params.rows, params.num_channel_tiles, shared.first_tile,
+                                     cta_rank, tickets);
   PieceWriter<Pieces<kProduct>> writer(shared, warpgroup, recorder);
   StageRing ring;
   GroupedTile tile;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "device/cluster.cuh"
-#include "kernels/weight_gradients/ticket_ring.h"
 #include "kernels/weight_gradients/weight_gradient.h"
 
 namespace megamoe::products {

@@ -11,7 +11,6 @@
 #include <cstdint>
 
 #include "device/cluster.cuh"
-#include "kernels/weight_gradients/ticket_ring.h"
 #include "kernels/weight_gradients/weight_gradient.h"
 
 namespace megamoe::products {

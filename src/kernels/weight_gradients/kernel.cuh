@@ -13,13 +13,15 @@
 
 namespace megamoe::products {
 
+inline constexpr std::uint32_t kGradientTicketReaders = num_ticket_readers(1 + kNumStoreWarps);
+
 /// By one thread; a cluster barrier must follow before use.
 __device__ inline void init_gradient_barriers(TogetherStorage& shared) {
-  init_ticket_barriers(shared.tickets);
+  init_ticket_barriers(shared.tickets, kGradientTicketReaders);
   init_barriers(shared.barriers);
 }
 __device__ inline void init_gradient_barriers(TurnStorage& shared) {
-  init_ticket_barriers(shared.tickets);
+  init_ticket_barriers(shared.tickets, kGradientTicketReaders);
   for (std::uint64_t& filled : shared.turns.stage_filled) {
     device::init_barrier(device::shared_address(&filled), 1);
   }

@@ -6,9 +6,9 @@
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
 #include "kernels/products/math_role.cuh"
+#include "kernels/products/tile_tickets.cuh"
 #include "kernels/weight_gradients/gradient_storage.h"
 #include "kernels/weight_gradients/gradient_walk.cuh"
-#include "kernels/weight_gradients/tile_tickets.cuh"
 
 namespace megamoe::products {
 

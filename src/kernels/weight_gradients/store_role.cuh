@@ -3,9 +3,9 @@
 #pragma once
 
 #include "kernels/products/slot_stores.cuh"
+#include "kernels/products/tile_tickets.cuh"
 #include "kernels/weight_gradients/gradient_storage.h"
 #include "kernels/weight_gradients/gradient_walk.cuh"
-#include "kernels/weight_gradients/tile_tickets.cuh"
 
 namespace megamoe::products {
 

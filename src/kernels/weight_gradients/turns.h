@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "kernels/weight_gradients/ticket_ring.h"
+#include "kernels/products/ticket_ring.h"
 #include "kernels/weight_gradients/weight_gradient.h"
 
 namespace megamoe::products {

@@ -60,6 +60,12 @@ enum class GradientUpdate : std::int32_t { store, add };
 /// the best at deepseek-v3 (docs/perf_log.md, section 24).
 inline constexpr int kPiecesBroughtIn = 2;
 
+/// A list of experts.
+struct GradientGroups {
+  std::int32_t num_groups;
+  std::uint16_t groups[kMaxGroups];
+};
+
 struct WeightGradientParams {
   GradientJob jobs[kMaxGradientJobs];
   std::int32_t num_jobs;

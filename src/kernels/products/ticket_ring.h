@@ -1,4 +1,4 @@
-// What the roles of a CTA share to know their tiles: tile_tickets.cuh, gradient_groups.cuh.
+// What the roles of a cluster share to know their tiles: tile_tickets.cuh.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +17,11 @@ struct TicketRing {
   std::uint32_t tickets[kTicketSlots];
 };
 
-/// The load role, the store roles, and the math warps.
-inline constexpr std::uint32_t kTicketReaders =
-    kClusterSize * (1 + kNumStoreWarps + kNumMathWarpgroups * kWarpsPerWarpgroup);
-
-/// A list of experts.
-struct GradientGroups {
-  std::int32_t num_groups;
-  std::uint16_t groups[kMaxGroups];
-};
+/// Readers of a cluster whose CTAs have so many in their producer warps, the load role among them:
+/// every math warp is one, too.
+constexpr std::uint32_t num_ticket_readers(int num_producers) {
+  return kClusterSize *
+         (static_cast<std::uint32_t>(num_producers) + kNumMathWarpgroups * kWarpsPerWarpgroup);
+}
 
 }  // namespace megamoe::products
