@@ -49,7 +49,11 @@ class TicketReader {
   /// The next ticket. It must be handed back, unless it is the last.
   __device__ std::uint32_t read() {
     device::wait(ring_ + offsetof(TicketRing, dealt) + at_.slot() * 8U, at_.parity());
-    return device::load_shared_word(ring_ + offsetof(TicketRing, tickets) + at_.slot() * 4U);
+    const std::uint32_t ticket =
+        device::load_shared_word(ring_ + offsetof(TicketRing, tickets) + at_.slot() * 4U);
+    // So that the compiler knows it to be the same in all lanes: else a whole tile counts as
+    // divergent code, whose addresses it cannot keep in uniform registers.
+    return kReaders == Readers::warp ? __shfl_sync(0xffffffffU, ticket, 0) : ticket;
   }
   /// Follows a branch on what was read: the read is over.
   __device__ void hand_back() {
