@@ -100,12 +100,13 @@ def to_routing_table(records):
 
 
 def to_share_table(records):
-    lines = ["| shape | loaders wait for rows | before their first tile | tails, forward | tails, backward "
-             "| peers awaited from dx on | dx summed beside |", "|---|---|---|---|---|---|---|"]
+    """Records of before the backward pass was looked at for awaited rows have no share of it."""
+    lines = ["| shape | forward: loaders wait for rows | before their first tile | backward: loaders wait for rows "
+             "| before their first tile | tails, forward | tails, backward | peers awaited from dx on | dx summed beside |", "|---" * 9 + "|"]
     for r in sorted(records, key=rank_of):
-        shares = [r["exposed_share"], r["start_share"], r["forward_tail_share"], r["backward_tail_share"],
-                  r["peers_awaited_share"], r["summed_beside_share"]]
-        lines.append(f"| {r['shape']} | " + " | ".join(f"{100 * share:.1f}%" for share in shares) + " |")
+        shares = [r.get(f"{name}_share") for name in ("exposed", "start", "backward_exposed", "backward_start", "forward_tail",
+                                                      "backward_tail", "peers_awaited", "summed_beside")]
+        lines.append(f"| {r['shape']} | " + " | ".join("" if share is None else f"{100 * share:.1f}%" for share in shares) + " |")
     return lines
 
 

@@ -349,19 +349,23 @@ void CudaBackend::gradients_beside_rows(std::byte* plan, std::int64_t num_tokens
   beside.dweights_TK = dweights_output(output.dweights);
   beside.num_tokens = num_tokens;
   products::LaunchOptions dx_launch = launch;
+  const schedule::SmSplit sms = sms_beside_dx(launch);
   std::optional<SideStream::Fork> fork;
   memory_.stages.start("dx", launch.stream);
-  if (const schedule::SmSplit sms = sms_beside_dx(launch); sms.gradients > 0) {
-    fork.emplace(memory_.side, launch.stream);
+  if (sms.gradients > 0) {
+    fork.emplace(memory_.gradients_side, launch.stream);
+    dx_launch.num_sms = sms.dx;
+    dx_launch.ends = nullptr;  // its SMs go on with weight gradients
+  }
+  // Before the gradients beside it: where SMs are taken, they wait for dx, not dx for them.
+  gpu::dx_and_push(view_, plan, rows_.origin_C, rows_.dg_CI, rows_.du_CI, input.experts.gate,
+                   input.experts.up, dx_launch);
+  if (fork) {
     products::LaunchOptions beside_dx = launch;
     beside_dx.stream = fork->stream();
     beside_dx.num_sms = sms.gradients;
-    dx_launch.num_sms = sms.dx;
-    dx_launch.ends = nullptr;  // its SMs go on with weight gradients
     gpu::weight_gradients_beside_rows(view_, plan, gradients, gradient_mode(), beside, beside_dx);
   }
-  gpu::dx_and_push(view_, plan, rows_.origin_C, rows_.dg_CI, rows_.du_CI, input.experts.gate,
-                   input.experts.up, dx_launch);
   memory_.stages.start("push", launch.stream);
   gpu::push_dweights(view_, plan, rows_.origin_C, segments, launch.stream);
   gpu::announce(view_, Signal::gradients_sent, launch.stream);

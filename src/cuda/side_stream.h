@@ -9,13 +9,18 @@ namespace megamoe::cuda {
 /// within a stream capture.
 class SideStream {
  public:
-  explicit SideStream(int device) {
+  /// The blocks of which of two kernels get SMs that become free: those of this stream, or those
+  /// of a stream that has CUDA's default priority.
+  enum class Priority { before_others, as_others };
+
+  SideStream(int device, Priority priority) {
     const CurrentDevice current(device);
     int least = 0;
     int greatest = 0;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream priorities");
-    // What runs beside is small and awaited, or has SMs of its own.
-    check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest), "a stream");
+    check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking,
+                                       priority == Priority::before_others ? greatest : 0),
+          "a stream");
     for (cudaEvent_t* event : {&forked_, &joined_}) {
       check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreate");
     }

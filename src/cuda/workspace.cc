@@ -34,7 +34,8 @@ CudaWorkspace::CudaWorkspace(const LayerConfig& config, Workspace::Impl& workspa
     : device(device_of(workspace.communicator)),
       local(device, workspace.bytes.local, "the row buffers of a workspace"),
       calls(calls_of(workspace.communicator, device)),
-      side(device),
+      side(device, SideStream::Priority::before_others),
+      gradients_side(device, SideStream::Priority::as_others),
       workspace_(workspace) {
   const CurrentDevice current(device);
   const WorkspaceDims dims = workspace_dims(config, workspace.communicator.size());

@@ -36,7 +36,8 @@ class CudaWorkspace final : public WorkspaceMemory {
   /// Null on one host.
   std::unique_ptr<PinnedValue<device::FailureRecord>> network_failure;
   std::shared_ptr<RankCalls> calls;  ///< of the communicator
-  SideStream side;
+  SideStream side;                   ///< of what is small, and awaited
+  SideStream gradients_side;         ///< of weight gradients beside dx
   StageClock stages;
   StageClock network_stages;         ///< on several hosts: of the stream beside the caller's
   trace::Launches* trace = nullptr;  ///< builds with MEGAMOE_TRACE: where products are recorded

@@ -19,6 +19,8 @@ OURS = SIZE | {
     "backward_tflops": 600.0,
     "exposed_share": 0.017,
     "start_share": 0.026,
+    "backward_exposed_share": 0.003,
+    "backward_start_share": 0.004,
     "forward_tail_share": 0.06,
     "backward_tail_share": 0.01,
     "peers_awaited_share": 0.0,
@@ -86,7 +88,7 @@ def test_sizes_and_runs_have_their_own_tables(written):
     ]
     assert "| forward: products together, of all stages | 1.00 (0.80) |" in text
     assert "| backward: products together, of all stages | 0.50 (1.00) |" in text
-    assert "| forward: gate_up | 0.60 |" in text and "| 1.7% | 2.6% | 6.0% | 1.0% | 0.0% | 100.0% |" in text
+    assert "| forward: gate_up | 0.60 |" in text and "| 1.7% | 2.6% | 0.3% | 0.4% | 6.0% | 1.0% | 0.0% | 100.0% |" in text
 
 
 def test_a_run_of_the_baseline_alone_has_a_table(tmp_path):

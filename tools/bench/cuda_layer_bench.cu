@@ -80,6 +80,25 @@ int num_multiprocessors(int device) {
   return count;
 }
 
+/// Of the last pass.
+double products_ms(const SamplesOfStages& stages) {
+  double sum = 0.0;
+  for (const char* product : {"gate_up", "down", "gate_up_again", "p", "dx", "weight_gradients"}) {
+    if (const auto stage = stages.find(product); stage != stages.end()) sum += stage->second.back();
+  }
+  return sum;
+}
+
+/// How long loaders have waited for rows between two looks, of `all_sms_ms`.
+void note_awaited_rows(const std::string& pass, const device::CallControl& before,
+                       const device::CallControl& after, double all_sms_ms,
+                       std::map<std::string, SamplesMs>& shares) {
+  shares[pass + " start"].push_back(ms_between(before.start_wait_ns, after.start_wait_ns) /
+                                    all_sms_ms);
+  shares[pass + " later"].push_back(ms_between(before.later_wait_ns, after.later_wait_ns) /
+                                    all_sms_ms);
+}
+
 void add_stages(cuda::StageClock& clock, SamplesOfStages& samples) {
   std::map<std::string, double> sums;
   for (const cuda::StageClock::Stage& stage : clock.take()) sums[stage.name] += stage.ms;
@@ -129,18 +148,16 @@ CudaLayerTimes look_into_passes(const LayerConfig& config, Communicator& group,
     const CallContext call =
         layer.forward(tensors.forward_input(), tensors.forward_output(), {on.stream});
     add_stages(clock, forward_stages);
-    const device::CallControl after = take_measures(memory, on.stream);
-    const double products_ms =
-        num_sms * (forward_stages["gate_up"].back() + forward_stages["down"].back());
-    shares["start"].push_back(ms_between(before.start_wait_ns, after.start_wait_ns) / products_ms);
-    shares["later"].push_back(ms_between(before.later_wait_ns, after.later_wait_ns) / products_ms);
-    shares["forward tail"].push_back(tail_share(after, forward_stages));
+    const device::CallControl between = take_measures(memory, on.stream);
+    note_awaited_rows("forward", before, between, num_sms * products_ms(forward_stages), shares);
+    shares["forward tail"].push_back(tail_share(between, forward_stages));
     group.barrier("a timed pass", config.entry_deadline_s);
     layer.backward(call, tensors.backward_input(), tensors.backward_output(), {on.stream});
     add_stages(clock, backward_stages);
     layer.check({on.stream});
-    shares["backward tail"].push_back(
-        tail_share(take_measures(memory, on.stream), backward_stages));
+    const device::CallControl after = take_measures(memory, on.stream);
+    note_awaited_rows("backward", between, after, num_sms * products_ms(backward_stages), shares);
+    shares["backward tail"].push_back(tail_share(after, backward_stages));
     if (config.overlap == Overlap::off || group.topology().num_hosts() > 1) continue;
     shares["peers"].push_back(peers_awaited_share(backward_stages));
     shares["summed"].push_back(summed_beside_share(config, group.size(), memory));
@@ -149,8 +166,8 @@ CudaLayerTimes look_into_passes(const LayerConfig& config, Communicator& group,
   CudaLayerTimes times;
   times.forward_stages_ms = medians(forward_stages);
   times.backward_stages_ms = medians(backward_stages);
-  times.start_share = medians_of["start"];
-  times.exposed_share = medians_of["later"];
+  times.forward_rows = {medians_of["forward start"], medians_of["forward later"]};
+  times.backward_rows = {medians_of["backward start"], medians_of["backward later"]};
   times.forward_tail_share = medians_of["forward tail"];
   times.backward_tail_share = medians_of["backward tail"];
   times.peers_awaited_share = medians_of["peers"];

@@ -20,10 +20,14 @@ struct CudaLayerTimes {
   /// rows, as all that follows.
   std::map<std::string, double> forward_stages_ms;
   std::map<std::string, double> backward_stages_ms;
-  /// Of the time of the products of the forward pass, mean over multiprocessors: how long a loader
-  /// waits for rows before its first tile, and before later tiles (0 without overlap). Medians.
-  double start_share = 0.0;
-  double exposed_share = 0.0;
+  /// Of the time of the products of a pass, mean over multiprocessors: how long a loader waits for
+  /// rows before its first tile, and before later tiles (0 without overlap). Medians.
+  struct AwaitedRows {
+    double start_share = 0.0;
+    double exposed_share = 0.0;
+  };
+  AwaitedRows forward_rows;
+  AwaitedRows backward_rows;
   /// From a CTA's end to the end of its product, mean over multiprocessors, summed over the
   /// products of a pass and divided by their time. Products that the pass launches twice (rows
   /// beyond the kept ones) are left out of both. Medians.

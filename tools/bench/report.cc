@@ -214,6 +214,11 @@ void print_tail(const CudaLayerResult& result, double share) {
   std::printf("            tails: %.1f%% of the products' time\n", 100.0 * share);
 }
 
+void print_awaited(const CudaLayerTimes::AwaitedRows& rows) {
+  std::printf("            rows awaited: %.1f%% of the products' time, and %.1f%% at their start\n",
+              100.0 * rows.exposed_share, 100.0 * rows.start_share);
+}
+
 }  // namespace
 
 void print_cuda_result(const CudaLayerResult& result, double dense_tflops) {
@@ -230,15 +235,14 @@ void print_cuda_result(const CudaLayerResult& result, double dense_tflops) {
                   dense_tflops, result.times.forward_stages_ms);
   const bool has_overlap_shares = result.config.overlap == Overlap::on && has_shares(result);
   if (has_overlap_shares) {
-    std::printf(
-        "            rows awaited: %.1f%% of the products' time, and %.1f%% at their start\n",
-        100.0 * result.times.exposed_share, 100.0 * result.times.start_share);
+    print_awaited(result.times.forward_rows);
   }
   print_tail(result, result.times.forward_tail_share);
   print_cuda_pass(result, "backward", result.times.backward_ms,
                   backward_flops(result.num_rows, shape), dense_tflops,
                   result.times.backward_stages_ms);
   if (has_overlap_shares) {
+    print_awaited(result.times.backward_rows);
     std::printf(
         "            peers awaited: %.1f%% of the time from dx on; dx of %.1f%% of the tokens "
         "summed "
@@ -263,8 +267,10 @@ nlohmann::ordered_json to_cuda_record(const CudaLayerResult& result, double dens
   append_times(record, result, result.times.forward_ms, result.times.backward_ms);
   append_routing(record, result, dense_tflops);
   if (has_shares(result)) {
-    record["exposed_share"] = result.times.exposed_share;
-    record["start_share"] = result.times.start_share;
+    record["exposed_share"] = result.times.forward_rows.exposed_share;
+    record["start_share"] = result.times.forward_rows.start_share;
+    record["backward_exposed_share"] = result.times.backward_rows.exposed_share;
+    record["backward_start_share"] = result.times.backward_rows.start_share;
     record["forward_tail_share"] = result.times.forward_tail_share;
     record["backward_tail_share"] = result.times.backward_tail_share;
     record["peers_awaited_share"] = result.times.peers_awaited_share;
