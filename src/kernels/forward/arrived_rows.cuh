@@ -8,7 +8,6 @@
 #include "device/row_copy.cuh"
 #include "kernels/forward/rows_late.cuh"
 #include "kernels/products/load_role.cuh"
-#include "kernels/products/tile_tickets.cuh"
 #include "kernels/rank_view.h"
 #include "schedule/row_blocks.h"
 
@@ -82,34 +81,27 @@ class ArrivedRows {
   std::uint32_t in_place_ = 0;  ///< bit i: block i of the next tile was seen complete
 };
 
-/// load_role, but for the waiting. The next tile is known, and looked at, under the last loads of
-/// the present one: a cluster that takes it earlier may be the last to come to it. `next` is shared
-/// memory of this thread's own: in registers the next tile beside the present one would spill.
+/// load_role, but for the waiting. `next` is shared memory of this thread's own: in registers the
+/// next tile beside the present one would spill.
 template <RowProduct kProduct, Shared kShared>
 __device__ inline void load_arrived_role(const gpu::RankView& view, const RowProductParams& params,
-                                         SharedStorage& shared, GroupedTile& next, int cta_rank,
-                                         TicketDealer tickets) {
-  GroupedWalk<kShared, TicketDealer> walk(params.rows, params.num_channel_tiles, shared.first_tile,
-                                          cta_rank, tickets);
+                                         SharedStorage& shared, GroupedTile& next, int cta_rank) {
+  GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank);
   ArrivedRows arrived(view);
   trace::Recorder recorder(params.trace_region, trace::track_warp_0, 0);
   StageRing ring;
-  const int first_look = max(params.num_k_blocks - ArrivedRows::kLooks, 0);
   GroupedTile tile;
   bool has_next = walk.next(tile);
   while (has_next) {
     arrived.await(schedule::blocks_of_cta<kShared>(tile, cta_rank), recorder);
     const trace::Span span(recorder, trace::Event::loads, tile.group, tile.num_units);
+    GroupedTile after;
+    has_next = walk.next(after);
+    if (has_next) next = after;
     for (int k_block = 0; k_block < params.num_k_blocks; ++k_block) {
       load_stage<kProduct, kShared>(params, shared, tile, k_block, cta_rank, ring, recorder);
-      if (k_block < first_look) continue;
-      if (k_block == first_look) {
-        GroupedTile after;
-        has_next = walk.next(after);
-        if (has_next) next = after;
-      }
-      if (has_next) {
-        arrived.look_ahead(schedule::blocks_of_cta<kShared>(next, cta_rank), k_block - first_look);
+      if (has_next && k_block < ArrivedRows::kLooks) {
+        arrived.look_ahead(schedule::blocks_of_cta<kShared>(next, cta_rank), k_block);
       }
     }
     tile = next;

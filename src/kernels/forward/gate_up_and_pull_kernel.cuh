@@ -11,11 +11,6 @@
 
 namespace megamoe::products {
 
-struct PullingShared {
-  gpu::PullShared pulls;
-  TicketRing tickets;
-};
-
 template <RowProduct kProduct, Shared kShared, class Activation>
 __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThreads, 1)
     gate_up_and_pull_kernel(const __grid_constant__ RowProductParams params,
@@ -25,14 +20,13 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
   static_assert(kIsGateUp<kProduct> || kIsUngatedUp<kProduct>);
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
-  PullingShared& beside = beside_stages<SharedStorage, PullingShared>(shared_bytes);
+  gpu::PullShared& pull_shared = beside_stages<SharedStorage, gpu::PullShared>(shared_bytes);
   const trace::Block block(params.trace_region);
   const int warp = device::warp_idx();
   const int cta_rank = static_cast<int>(device::cluster_cta_rank());
 
   if (warp == 0 && device::elect_one()) {
-    gpu::init_pull_barriers(beside.pulls);
-    init_ticket_barriers(beside.tickets, num_ticket_readers(1 + kNumStoreWarps));
+    gpu::init_pull_barriers(pull_shared);
     init_barriers(shared.barriers);
   }
   if (warp == 1) count_tiles<kShared>(params.rows, params.num_channel_tiles, shared.first_tile);
@@ -43,26 +37,22 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
     device::release_registers_to<kProducerRegisters>();
     if (warp == static_cast<int>(ProducerWarp::loads)) {
       if (device::elect_one()) {
-        load_arrived_role<kProduct, kShared>(
-            view, params, shared, beside.pulls.next_tile, cta_rank,
-            TicketDealer(beside.tickets, view.num_tiles_taken(kProductKind<kProduct>)));
+        load_arrived_role<kProduct, kShared>(view, params, shared, pull_shared.next_tile, cta_rank);
       }
     } else if (warp == static_cast<int>(ProducerWarp::pulls)) {
       trace::Recorder recorder(params.trace_region, trace::track_warp_3, device::lane_idx());
-      gpu::pull_role(view, pull_params, beside.pulls, recorder);
+      gpu::pull_role(view, pull_params, pull_shared, recorder);
     } else {
       if (device::elect_one()) {
         store_role<kProduct, kShared>(params, shared, cta_rank,
-                                      warp - static_cast<int>(ProducerWarp::stores_slot_0),
-                                      TicketReader<Readers::thread>(beside.tickets));
+                                      warp - static_cast<int>(ProducerWarp::stores_slot_0));
       }
     }
     __syncwarp();
   } else {
     device::claim_registers_up_to<kMathRegisters>();
     math_role<kProduct, kShared, Activation>(params, activation, shared, cta_rank,
-                                             warp / static_cast<int>(kWarpsPerWarpgroup) - 1,
-                                             TicketReader<Readers::warp>(beside.tickets));
+                                             warp / static_cast<int>(kWarpsPerWarpgroup) - 1);
   }
   // Neither CTA may leave while the other still signals its barriers or multicasts into its stages.
   device::cluster_sync();

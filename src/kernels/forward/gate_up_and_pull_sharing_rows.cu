@@ -8,6 +8,6 @@ const void* gate_up_and_pull_sharing_rows() {
       &gate_up_and_pull_kernel<RowProduct::gate_up, Shared::rows, SwiGlu>);
 }
 
-std::size_t pull_shared_bytes() { return kSharedBytesWith<SharedStorage, PullingShared>; }
+std::size_t pull_shared_bytes() { return kSharedBytesWith<SharedStorage, gpu::PullShared>; }
 
 }  // namespace megamoe::products
