@@ -11,6 +11,28 @@
 
 namespace megamoe::products {
 
+/// down takes its tiles from a counter. dx takes every n-th: from a counter it was 1 to 2% faster
+/// at qwen3-30b and qwen3-235b, and 4% slower at deepseek-v3 (docs/perf_log.md, section 24).
+template <RowProduct kProduct>
+inline constexpr bool kFromCounter = kProduct == RowProduct::down;
+
+template <RowProduct kProduct>
+__device__ inline auto tickets_to_read(TicketRing& ring) {
+  if constexpr (kFromCounter<kProduct>) {
+    return TicketReader<Readers::warp>(ring);
+  } else {
+    return EveryNthTile();
+  }
+}
+template <RowProduct kProduct>
+__device__ inline auto tickets_to_deal(TicketRing& ring, const gpu::RankView& view) {
+  if constexpr (kFromCounter<kProduct>) {
+    return TicketDealer(ring, view.num_tiles_taken(device::ProductKind::down));
+  } else {
+    return EveryNthTile();
+  }
+}
+
 template <RowProduct kProduct, Shared kShared>
 __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThreads, 1)
     product_and_push_kernel(const __grid_constant__ RowProductParams params,
@@ -24,7 +46,9 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
 
   if (warp == 0 && device::elect_one()) {
     push_shared.call_failed = view.control()->call_failed;
-    init_ticket_barriers(push_shared.tickets, kPushTicketReaders);
+    if constexpr (kFromCounter<kProduct>) {
+      init_ticket_barriers(push_shared.tickets, kPushTicketReaders);
+    }
     init_barriers(shared.barriers, kNumPushWarps);
   }
   if (warp == 1) count_tiles<kShared>(params.rows, params.num_channel_tiles, shared.first_tile);
@@ -42,20 +66,20 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kNumThrea
     device::release_registers_to<kProducerRegisters>();
     if (warp == static_cast<int>(ProducerWarp::loads)) {
       if (device::elect_one()) {
-        load_role<kProduct, kShared>(
-            params, shared, cta_rank,
-            TicketDealer(push_shared.tickets, view.num_tiles_taken(kProductKind<kProduct>)));
+        load_role<kProduct, kShared>(params, shared, cta_rank,
+                                     tickets_to_deal<kProduct>(push_shared.tickets, view));
       }
     } else {
       push_role<kProduct, kShared>(view, origin_C, params, shared, push_shared, cta_rank,
-                                   warp - static_cast<int>(ProducerWarp::stores_slot_0));
+                                   warp - static_cast<int>(ProducerWarp::stores_slot_0),
+                                   tickets_to_read<kProduct>(push_shared.tickets));
     }
     __syncwarp();
   } else {
     device::claim_registers_up_to<kMathRegisters>();
     math_role<kProduct, kShared, NoActivation>(params, {}, shared, cta_rank,
                                                warp / static_cast<int>(kWarpsPerWarpgroup) - 1,
-                                               TicketReader<Readers::warp>(push_shared.tickets));
+                                               tickets_to_read<kProduct>(push_shared.tickets));
   }
   // Neither CTA may leave while the other still signals its barriers or multicasts into its stages.
   device::cluster_sync();

@@ -108,19 +108,18 @@ __device__ inline void push_piece(std::uint32_t slot, const std::uint64_t* desti
 }
 
 /// One of the push warps, all lanes.
-template <RowProduct kProduct, Shared kShared>
+template <RowProduct kProduct, Shared kShared, class Tickets>
 __device__ inline void push_role(const gpu::RankView& view, const RowOrigin* origin_C,
                                  const RowProductParams& params, SharedStorage& shared,
-                                 PushShared& push, int cta_rank, int push_warp) {
+                                 PushShared& push, int cta_rank, int push_warp, Tickets tickets) {
   using Pieces = Pieces<kProduct>;
   static_assert(!kIsGateUp<kProduct> && kNumPieces<kProduct> == kBlocksPerWarpgroup);
   const std::uint32_t row_bytes = static_cast<std::uint32_t>(view.dims.hidden_dim) * 2U;
   trace::Recorder recorder(params.trace_region, trace::track_warp_1 + push_warp,
                            device::lane_idx());
   std::uint32_t parities = 0;
-  GroupedWalk<kShared, TicketReader<Readers::warp>> walk(params.rows, params.num_channel_tiles,
-                                                         shared.first_tile, cta_rank,
-                                                         TicketReader<Readers::warp>(push.tickets));
+  GroupedWalk<kShared, Tickets> walk(params.rows, params.num_channel_tiles, shared.first_tile,
+                                     cta_rank, tickets);
   GroupedTile tile;
   while (walk.next(tile)) {
     if (tile.num_units == 0) continue;

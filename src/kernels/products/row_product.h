@@ -56,13 +56,6 @@ template <RowProduct kProduct>
 inline constexpr bool kIsUngatedUp =
     kProduct == RowProduct::up || kProduct == RowProduct::up_saving;
 
-/// What it counts as.
-template <RowProduct kProduct>
-inline constexpr device::ProductKind kProductKind =
-    kProduct == RowProduct::down ? device::ProductKind::down
-    : kProduct == RowProduct::dx ? device::ProductKind::dx
-                                 : device::ProductKind::gate_up;
-
 /// Output channels of one CTA tile: gate and up share the 256.
 template <RowProduct kProduct>
 inline constexpr int kOutputChannels = kIsGateUp<kProduct> ? kTileChannels / 2 : kTileChannels;
