@@ -40,12 +40,6 @@ __device__ inline void store_blocks_transposed(std::uint32_t address, std::uint3
       "r"(r0), "r"(r1), "r"(r2), "r"(r3)
       : "memory");
 }
-__device__ inline void store_blocks(std::uint32_t address, std::uint32_t r0, std::uint32_t r1,
-                                    std::uint32_t r2, std::uint32_t r3) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-               "r"(r0), "r"(r1), "r"(r2), "r"(r3)
-               : "memory");
-}
 /// The same with two blocks, whose addresses lanes 0..15 give.
 __device__ inline void store_two_blocks_transposed(std::uint32_t address,
                                                    const std::uint32_t (&r)[2]) {

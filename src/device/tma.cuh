@@ -10,10 +10,6 @@
 
 namespace megamoe::device {
 
-__device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 /// Coordinates count elements, innermost dimension first.
 __device__ inline void load_tile(std::uint32_t shared, const CUtensorMap* map,
                                  std::uint32_t barrier, int c0, int c1) {

@@ -21,7 +21,6 @@ enum class Major { k, mn };
 inline constexpr int kWgmmaM = 64;
 inline constexpr int kWgmmaK = 16;
 inline constexpr std::uint32_t kSwizzleAtomBytes = 1024;
-inline constexpr int kSwizzleLineBytes = 128;
 
 /// Describes a tile for wgmma. `atom_stride_bytes` is the distance of neighbouring 64-element atoms
 /// along M or N of a Major::mn tile (ignored for Major::k, whose atoms follow each other).

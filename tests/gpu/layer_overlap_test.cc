@@ -55,6 +55,9 @@ TEST(CudaOverlap, RandomLayersHaveTheBitsOfOneKernelAfterTheOther) {
       RunOptions options;
       options.memory_mode = seed % 2 == 0 ? MemoryMode::saved : MemoryMode::recompute;
       options.saved_row_capacity = seed % 5 == 0 ? 100 : 0;
+      options.weight_gradient_mode =
+          seed % 3 == 0 ? WeightGradientMode::accumulate_fp32 : WeightGradientMode::store_bf16;
+      options.initial_gradient = 0.25F;
       options.overlap = Overlap::off;
       const LayerTensors wanted = run_step(problem, options, group.get());
       options.overlap = Overlap::on;

@@ -226,7 +226,6 @@ class LayerModel : public KernelSource {
   [[nodiscard]] std::optional<Place> place_of(std::uint32_t index) const;
   [[nodiscard]] std::vector<Launch> launches_of(const CallSpec& call) const;
   void swap_launches(std::vector<Launch>& launches) const;
-  [[nodiscard]] const CallSpec& ids_call(std::uint32_t call) const;
   void measure();
   void add_arrays();
 

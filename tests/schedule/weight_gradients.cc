@@ -110,8 +110,9 @@ std::uint32_t LayerModel::Builder::num_tiles_beside_dx() const {
   return num_experts() + num_experts() * (kJobs - 1) / 2;
 }
 
-/// The kernel of weight_gradients_beside_rows() on the SMs that dx leaves to it. It ends before
-/// gradients are announced, so it reduces nothing.
+/// The kernel of weight_gradients_beside_rows() on the SMs that dx leaves to it. In the model it
+/// ends before gradients are announced, so it reduces nothing; what it would reduce, the launch
+/// behind dx does.
 void LayerModel::Builder::gradients_beside_dx() {
   if (control_.call_failed) return;
   const std::vector<GradientTile> tiles = gradient_tiles(kDown + 1);

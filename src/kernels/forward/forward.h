@@ -12,9 +12,10 @@
 //            reduce_other_gradients
 //   with g and u kept: gate_up_gradient_and_pull in place of gate_up_and_pull and
 //            gate_up_gradient; x may be left to the weight gradients
+//   gradients added into fp32: weight_gradients_beside_rows beside dx_and_push already, too
 //
-// Clusters of gate_up_and_pull, down_and_push, dx_and_push and weight_gradients_beside_rows take
-// tiles from counters that order_pulls() sets to zero: what it precedes is computed once.
+// Clusters of down_and_push and weight_gradients_beside_rows take tiles from counters that
+// order_pulls() sets to zero: what it precedes is computed once.
 //
 // Two ranks that share a GPU split its SMs by `num_sms`; no kernel here waits for a peer's kernel,
 // nor for a CTA of its own that has not started.

@@ -1,5 +1,5 @@
 // The weight gradients, beside which rows travel: x arrives under the gradients of down, which do
-// not read it, and dx, which has left before, is reduced where it has arrived. The kernel of
+// not read it, and dx, which peers have sent, is reduced where it has arrived. The kernel of
 // weight_gradients/kernel.cuh, whose fourth producer warp pulls and then reduces.
 //
 // Read next: pull_role.cuh, reduce_role.cuh.

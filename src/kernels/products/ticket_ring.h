@@ -7,7 +7,8 @@
 
 namespace megamoe::products {
 
-/// Roles are at most four tiles apart: what is loaded, multiplied, stored.
+/// More than the tiles that are under way in a cluster: being loaded, multiplied by one warpgroup
+/// and the other, and stored. With fewer the dealer would wait for roles that it feeds.
 inline constexpr int kTicketSlots = 8;
 
 /// In each CTA; of `read_by_all` the first CTA's counts.

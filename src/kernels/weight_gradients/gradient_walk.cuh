@@ -1,7 +1,7 @@
 // The order of the weight gradients' tiles: expert by expert, its jobs one after the other. An
-// expert's rows, a few tens of MB, stay in the L2 while all of its tiles read them. The number of
-// tiles does not depend on the rows. Early jobs go through all experts before the others begin:
-// those may still await their rows.
+// expert's rows, a few tens of MB, stay in the L2 while all of its tiles read them. How many tiles
+// an expert has does not depend on its rows, but that it has any (gradient_groups.cuh). Early jobs
+// go through all experts before the others begin: those may still await their rows.
 //
 // bf16: lines fastest. fp32: channels fastest, so that clusters which run at the same time move
 // whole lines of the gradient, and few pages of it: 8% of the backward pass at qwen3-235b where
