@@ -7,8 +7,8 @@
 
 namespace megamoe::products {
 
-/// More than the tiles that are under way in a cluster: being loaded, multiplied by one warpgroup
-/// and the other, and stored. With fewer the dealer would wait for roles that it feeds.
+/// More than the tiles that are under way in a cluster (being loaded, multiplied by one warpgroup
+/// and the other, and stored), so that the dealer waits for nobody.
 inline constexpr int kTicketSlots = 8;
 
 /// In each CTA; of `read_by_all` the first CTA's counts.
