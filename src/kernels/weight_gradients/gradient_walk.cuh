@@ -1,92 +1,17 @@
-// The order of the weight gradients' tiles: expert by expert, its jobs one after the other. An
-// expert's rows, a few tens of MB, stay in the L2 while all of its tiles read them. How many tiles
-// an expert has does not depend on its rows, but that it has any (gradient_groups.cuh). Early jobs
-// go through all experts before the others begin: those may still await their rows.
-//
-// bf16: lines fastest. fp32: channels fastest, so that clusters which run at the same time move
-// whole lines of the gradient, and few pages of it: 8% of the backward pass at qwen3-235b where
-// gradients are added, nothing as bf16 (docs/perf_log.md, section 21).
+// The walk over the weight gradients' tiles as their kernels take it.
 #pragma once
 
-#include <cstdint>
-
-#include "device/cluster.cuh"
 #include "kernels/weight_gradients/weight_gradient.h"
+#include "schedule/gradient_walk.h"
 
 namespace megamoe::products {
 
-struct GradientTile {
-  int job;
-  int group;
-  int channel_tile;  ///< in CTA tiles
-  int first_block;   ///< along R
-  int num_blocks;    ///< 0: nothing to do for this CTA but to share
-  int first_row;     ///< of the expert, in the row buffers
-  int num_k_blocks;
-  int last_k_steps;
-};
+using schedule::GradientTile;
+static_assert(schedule::kMaxLineBlocks == kMaxBlocksPerTile);
+static_assert(schedule::kRowsPerKBlock == kBlockK);
 
-/// `Tickets` says which tiles are the cluster's: tile_tickets.cuh.
 template <Shared kShared, GradientType kType, class Tickets>
-class GradientWalk {
- public:
-  __device__ GradientWalk(const WeightGradientParams& params, const GradientGroups& groups,
-                          int cta_rank, Tickets tickets)
-      : params_(params), groups_(groups), cta_rank_(cta_rank), tickets_(tickets) {
-    for (int job = 0; job < params.num_jobs; ++job) {
-      (job < params.num_early_jobs ? early_tiles_ : late_tiles_) += num_tiles(params.jobs[job]);
-    }
-  }
-
-  __device__ bool next(GradientTile& tile) {
-    const int number = static_cast<int>(tickets_.read());
-    const int num_early = early_tiles_ * groups_.num_groups;
-    if (number >= num_early + late_tiles_ * groups_.num_groups) return false;
-    tickets_.hand_back();
-    const bool is_early = number < num_early;
-    const int tiles_per_group = is_early ? early_tiles_ : late_tiles_;
-    const int place = (is_early ? number : number - num_early) / tiles_per_group;
-    int local = (is_early ? number : number - num_early) - place * tiles_per_group;
-    tile.group = groups_.groups[place];
-    const int num_rows = params_.rows.count[tile.group];
-    tile.job = is_early ? 0 : params_.num_early_jobs;
-    while (local >= num_tiles(params_.jobs[tile.job])) local -= num_tiles(params_.jobs[tile.job++]);
-    const GradientJob& job = params_.jobs[tile.job];
-    const int line_tiles = num_line_tiles(job);
-    const int walk_lines = kShared == Shared::rows ? line_tiles : line_tiles / kClusterSize;
-    const int walk_channels = num_tiles(job) / walk_lines;
-    constexpr bool kLinesFirst = kType == GradientType::bf16;
-    const int line = kLinesFirst ? local % walk_lines : local / walk_channels;
-    const int channel = kLinesFirst ? local / walk_lines : local % walk_channels;
-    const schedule::UnitRange blocks = schedule::unit_tile(
-        job.num_line_blocks, line_tiles, kShared == Shared::rows ? line : line * 2 + cta_rank_);
-    tile.channel_tile = kShared == Shared::rows ? channel * 2 + cta_rank_ : channel;
-    tile.first_block = blocks.first;
-    tile.num_blocks = blocks.count;
-    tile.first_row = params_.rows.begin[tile.group];
-    tile.num_k_blocks = schedule::ceil_div(num_rows, kBlockK);
-    tile.last_k_steps = schedule::num_row_units(num_rows - (tile.num_k_blocks - 1) * kBlockK);
-    return true;
-  }
-
- private:
-  static __device__ int num_line_tiles(const GradientJob& job) {
-    return schedule::num_unit_tiles(job.num_line_blocks, kMaxBlocksPerTile,
-                                    kShared == Shared::channels ? kClusterSize : 1);
-  }
-  /// In cluster tiles.
-  static __device__ int num_tiles(const GradientJob& job) {
-    return kShared == Shared::rows
-               ? num_line_tiles(job) * schedule::ceil_div(job.num_channel_tiles, kClusterSize)
-               : num_line_tiles(job) / kClusterSize * job.num_channel_tiles;
-  }
-
-  const WeightGradientParams& params_;
-  const GradientGroups& groups_;
-  int cta_rank_;
-  Tickets tickets_;
-  int early_tiles_ = 0;  ///< of an expert
-  int late_tiles_ = 0;
-};
+using GradientWalk = schedule::GradientWalk<kShared, kType == GradientType::bf16,
+                                            WeightGradientParams, GradientGroups, Tickets>;
 
 }  // namespace megamoe::products
