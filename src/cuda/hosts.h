@@ -28,20 +28,11 @@ namespace megamoe::cuda {
 /// Events of the current device.
 class Events {
  public:
-  explicit Events(int count) : events_(count) {
-    for (cudaEvent_t& event : events_) {
-      check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
-    }
-  }
-  Events(const Events&) = delete;
-  Events& operator=(const Events&) = delete;
-  ~Events() {
-    for (cudaEvent_t event : events_) cudaEventDestroy(event);
-  }
-  [[nodiscard]] cudaEvent_t operator[](int i) const { return events_[i]; }
+  explicit Events(int count) : events_(count) {}
+  [[nodiscard]] cudaEvent_t operator[](int i) const { return events_[i].get(); }
 
  private:
-  std::vector<cudaEvent_t> events_;
+  std::vector<OwnedEvent> events_;
 };
 
 /// `stream` goes on when `other` has done what it holds now.

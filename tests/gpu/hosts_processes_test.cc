@@ -2,7 +2,6 @@
 // sockets on the loopback interface alone, as hosts with different NCCL_HOSTID do. It gives the
 // bits of one host, and a host that goes is named.
 #include <gtest/gtest.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,6 +20,7 @@
 #include "comm/network/socket.h"
 #include "gpu/held_memory.h"
 #include "gpu/hosts_ways.h"
+#include "gpu/spawn_test.h"
 #include "megamoe/cuda.h"
 
 namespace megamoe::verify {
@@ -305,18 +305,11 @@ class HostProcesses {
     set("NCCL_NET", "Socket");
     set("NCCL_IB_DISABLE", "1");
     set("NCCL_NVLS_ENABLE", "0");
-    const std::string filter = std::string("--gtest_filter=HostProcess.") + test;
     for (int host = 0; host < 2; ++host) {
       set("MEGAMOE_TEST_HOST", std::to_string(host));
       set("NCCL_HOSTID", "stand-in-" + std::to_string(host));
       set("CUDA_VISIBLE_DEVICES", hosts.devices[host]);
-      const char* arguments[] = {"hosts_gpu_test", filter.c_str(),
-                                 "--gtest_also_run_disabled_tests", "--gtest_brief=1", nullptr};
-      pid_t process = 0;
-      EXPECT_EQ(posix_spawn(&process, "/proc/self/exe", nullptr, nullptr,
-                            const_cast<char* const*>(arguments), environ),
-                0);
-      processes_.push_back(process);
+      processes_.push_back(spawn_test(std::string("HostProcess.") + test));
     }
     for (const std::string& name : set_) unsetenv(name.c_str());
   }

@@ -1,6 +1,5 @@
 // Ranks as processes with a device each.
 #include <gtest/gtest.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 #include <regex>
 #include <thread>
 
+#include "gpu/spawn_test.h"
 #include "gpu/unchecked_calls.h"
 #include "layer_fixture.h"
 #include "megamoe/cuda.h"
@@ -138,13 +138,7 @@ std::vector<pid_t> spawn_two_ranks(const std::string& group) {
     setenv("MEGAMOE_TEST_RANK", std::to_string(rank).c_str(), 1);
     setenv("MEGAMOE_TEST_GROUP", group.c_str(), 1);
     setenv("MEGAMOE_TEST_OUTPUT", output_of(group, rank).c_str(), 1);
-    const char* arguments[] = {"layer_gpu_test", "--gtest_filter=CudaProcessRank.*",
-                               "--gtest_also_run_disabled_tests", "--gtest_brief=1", nullptr};
-    pid_t process = 0;
-    EXPECT_EQ(posix_spawn(&process, "/proc/self/exe", nullptr, nullptr,
-                          const_cast<char* const*>(arguments), environ),
-              0);
-    processes.push_back(process);
+    processes.push_back(spawn_test("CudaProcessRank.*"));
   }
   return processes;
 }

@@ -3,7 +3,6 @@
 // after a break) is in ../train_loop_test.cc, and the slopes of its loss in ../train_model_test.cc:
 // this program runs both on its GPUs.
 #include <gtest/gtest.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "gpu/spawn_test.h"
 #include "train_fixture.h"
 
 namespace megamoe::trainer {
@@ -159,12 +159,8 @@ TEST(TrainCudaFresh, RanksThatShareAGpuTakeTheirFirstSteps) {
   }
   environment.push_back(nullptr);
   for (int repeat = 0; repeat < 2; ++repeat) {
-    const char* arguments[] = {"train_gpu_test", "--gtest_filter=TrainCudaFresh.DISABLED_Run",
-                               "--gtest_also_run_disabled_tests", "--gtest_brief=1", nullptr};
-    pid_t process = 0;
-    ASSERT_EQ(posix_spawn(&process, "/proc/self/exe", nullptr, nullptr,
-                          const_cast<char* const*>(arguments), environment.data()),
-              0);
+    const pid_t process = spawn_test("TrainCudaFresh.DISABLED_Run", environment.data());
+    ASSERT_NE(process, 0);
     int status = -1;
     waitpid(process, &status, 0);
     EXPECT_EQ(status, 0);

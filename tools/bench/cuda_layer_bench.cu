@@ -52,10 +52,12 @@ double ms_between(std::uint64_t before_ns, std::uint64_t after_ns) {
   return static_cast<double>(after_ns - before_ns) * 1e-6;
 }
 
+/// The stages of the products, by device::ProductKind.
+constexpr const char* kProductStages[device::kNumProductKinds] = {"gate_up", "down", "p", "dx",
+                                                                  "weight_gradients"};
+
 /// The tails of a pass over the time of the products that have them.
 double tail_share(const device::CallControl& measures, const SamplesOfStages& stages) {
-  constexpr const char* kStages[device::kNumProductKinds] = {"gate_up", "down", "p", "dx",
-                                                             "weight_gradients"};
   double tails_ms = 0.0;
   double products_ms = 0.0;
   std::uint64_t num_ctas = 0;  // of a product that runs once: the least
@@ -65,7 +67,7 @@ double tail_share(const device::CallControl& measures, const SamplesOfStages& st
   }
   for (int product = 0; product < device::kNumProductKinds; ++product) {
     const device::ProductEnds& ends = measures.product_ends[product];
-    const auto stage = stages.find(kStages[product]);
+    const auto stage = stages.find(kProductStages[product]);
     if (ends.num_ctas == 0 || ends.num_ctas != num_ctas || stage == stages.end()) continue;
     tails_ms +=
         ms_between(ends.sum_ns, ends.num_ctas * ends.last_ns) / static_cast<double>(ends.num_ctas);
@@ -83,9 +85,11 @@ int num_multiprocessors(int device) {
 /// Of the last pass.
 double products_ms(const SamplesOfStages& stages) {
   double sum = 0.0;
-  for (const char* product : {"gate_up", "down", "gate_up_again", "p", "dx", "weight_gradients"}) {
+  const auto add = [&](const char* product) {
     if (const auto stage = stages.find(product); stage != stages.end()) sum += stage->second.back();
-  }
+  };
+  for (const char* product : kProductStages) add(product);
+  add("gate_up_again");
   return sum;
 }
 

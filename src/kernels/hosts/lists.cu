@@ -3,6 +3,7 @@
 #include "device/cluster.cuh"
 #include "kernels/hosts/hosts.h"
 #include "kernels/launch.h"
+#include "kernels/plan/scan_threads.cuh"
 
 namespace megamoe::gpu {
 namespace {
@@ -61,11 +62,7 @@ struct Prefix {
 __device__ Prefix prefix_of(ListShared& shared, std::int32_t count) {
   const int lane = device::lane_idx();
   const int warp_idx = device::warp_idx();  // by all lanes
-  std::int32_t sum = count;
-  for (int distance = 1; distance < device::kWarpSize; distance *= 2) {
-    const std::int32_t other = __shfl_up_sync(0xffffffffU, sum, distance);
-    if (lane >= distance) sum += other;
-  }
+  const std::int32_t sum = sum_up_to_lane(count);
   if (lane == device::kWarpSize - 1) shared.warp_counts[warp_idx] = sum;
   __syncthreads();
   Prefix prefix{sum - count, 0};

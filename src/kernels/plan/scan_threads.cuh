@@ -7,16 +7,23 @@
 
 namespace megamoe::gpu {
 
+/// The sum of the values of lanes up to this one; by all lanes.
+template <class T>
+__device__ inline T sum_up_to_lane(T value) {
+  const int lane = device::lane_idx();
+  for (int distance = 1; distance < device::kWarpSize; distance *= 2) {
+    const T other = __shfl_up_sync(0xffffffffU, value, distance);
+    if (lane >= distance) value += other;
+  }
+  return value;
+}
+
 /// shared.prefix[i] becomes the sum of the values of threads before i.
 template <class SharedSums>
 __device__ inline void scan_threads(SharedSums& shared, std::uint64_t value) {
   const int lane = device::lane_idx();
   const int warp = device::warp_idx();
-  std::uint64_t sum = value;
-  for (int distance = 1; distance < device::kWarpSize; distance *= 2) {
-    const std::uint64_t other = __shfl_up_sync(0xffffffffU, sum, distance);
-    if (lane >= distance) sum += other;
-  }
+  const std::uint64_t sum = sum_up_to_lane(value);
   if (lane == device::kWarpSize - 1) shared.warp_totals[warp] = sum;
   __syncthreads();
   std::uint64_t before = 0;

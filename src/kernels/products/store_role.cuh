@@ -25,11 +25,10 @@ __device__ inline void store_piece(const RowProductParams& params, const Grouped
                      tile.first_row);
 }
 
-template <RowProduct kProduct, Shared kShared, class Tickets = EveryNthTile>
+template <RowProduct kProduct, Shared kShared>
 __device__ inline void store_role(const RowProductParams& params, SharedStorage& shared,
-                                  int cta_rank, int slot_idx, Tickets tickets = Tickets()) {
-  GroupedWalk<kShared, Tickets> walk(params.rows, params.num_channel_tiles, shared.first_tile,
-                                     cta_rank, tickets);
+                                  int cta_rank, int slot_idx) {
+  GroupedWalk<kShared> walk(params.rows, params.num_channel_tiles, shared.first_tile, cta_rank);
   trace::Recorder recorder(params.trace_region, trace::track_warp_1 + slot_idx, 0);
   SlotStores<Pieces<kProduct>> stores(shared, slot_idx, recorder);
   GroupedTile tile;
