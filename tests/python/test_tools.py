@@ -454,6 +454,7 @@ def test_training_steps_are_compared(tmp_path, alone_in_a_group):
         ("--shapes small:x", "--shapes: 'small:x' is not SHAPE:LAYERS"),
         ("--shapes small:1,large:2", "--shapes: large is not one of small, qwen3-30b, qwen3-235b"),
         ("--shapes small:0", "--shapes: 'small:0' has less than one layer"),
+        ("--shapes small:fit", "--shapes: what fits is told on CUDA devices alone"),
         ("--experts megamoe,none", "--experts: none is not one of torchtitan, megamoe, grouped_mm"),
         ("--sequence 1", "--sequence: 1 is less than 2"),
         ("--sequences 0", "--sequences: 0 is less than 1"),
@@ -468,6 +469,24 @@ def test_the_comparison_of_steps_refuses_options_by_name(arguments, message, mon
     with pytest.raises(SystemExit) as end:
         load_program("bench/train_step.py").parse(f"--device cpu --text {ROOT / 'LICENSE'} {arguments}".split())
     assert end.value.code == 2 and f"error: argument {message}" in capsys.readouterr().err
+
+
+def test_as_many_layers_as_fit_are_told_from_few(monkeypatch, alone_in_a_group, capsys):
+    program = load_program("bench/train_step.py")
+    gib = 2**30
+    assert program.layers_that_fit([10 * gib, 16 * gib], 100 * gib) == 1 + 28  # 85 GiB are left, 3 a layer
+    assert program.layers_that_fit([10 * gib, 16 * gib], 9 * gib) == 1
+    taken = []  # (layers, experts, steps)
+    monkeypatch.setattr(program, "measure", lambda _, shape, *of: taken.append((*of[:2], of[2].steps)))
+    sizes = {"torchtitan": (8, 5), "megamoe": (10, 3)}  # GiB of everything and of a layer
+    monkeypatch.setattr(
+        program, "used_bytes", lambda: (sizes[taken[-1][1]][0] + taken[-1][0] * sizes[taken[-1][1]][1]) * gib
+    )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 100 * gib))
+    options = program.parse(["--device", "cpu", "--shapes", "small:1", "--text", str(ROOT / "LICENSE")])
+    assert program.most_layers(None, "small", options) == 17  # 95 - 8 over 5
+    assert taken == [(1, "torchtitan", 1), (3, "torchtitan", 1), (1, "megamoe", 1), (3, "megamoe", 1)]
+    assert "{'torchtitan': 17, 'megamoe': 28} on rank 0, 17 are taken" in capsys.readouterr().out
 
 
 def train_on_rank(rank, folder):
@@ -517,6 +536,26 @@ def test_ranks_resume_from_the_newest_step_that_all_have(tmp_path):
         assert "no step that all ranks have: rank 0 of 2 has [2]; rank 1 of 2 has [4]" in refusal
     with pytest.raises(SystemExit, match="rank 0 of 1 has none"):
         resume_on_rank(0, tmp_path)
+
+
+def train_whole_and_in_part(rank, folder, device, resumes):
+    """The losses of six steps and of the first three of them, which leave a checkpoint; or of those after it."""
+    torch.set_default_device(None)  # the example says where its tensors are
+    module = load_program("examples/train_qwen3_moe.py")
+    module.be_deterministic()
+    checkpoint = ["--checkpoint", folder / "checkpoint"]
+    ways = [["--steps", 6, *checkpoint, "--resume"]] if resumes else [["--steps", 6], ["--steps", 3, *checkpoint]]
+    return [losses(train(folder, *way, "--device", device, module=module)) for way in ways]
+
+
+def test_ranks_resume_with_the_bits_of_an_unbroken_run(tmp_path, device_of_ranks):
+    (tmp_path / "text").write_bytes((ROOT / "LICENSE").read_bytes())
+    before = run_ranks(train_whole_and_in_part, 2, tmp_path, tmp_path, device_of_ranks, False, device=device_of_ranks)
+    (tmp_path / "rendezvous").unlink(missing_ok=True)
+    after = run_ranks(train_whole_and_in_part, 2, tmp_path, tmp_path, device_of_ranks, True, device=device_of_ranks)
+    (whole, first), (rest,) = before[0], after[0]
+    assert first + rest == whole and len(whole) == 6 and whole[-1] < whole[0]
+    assert (before[1], after[1]) == (before[0], after[0])
 
 
 # ---- Wheel -----------------------------------------------------------------------------------------------
