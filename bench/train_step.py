@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 bench/train_step.py [--shapes qwen3-30b:20,qwen3-235b:8] [--json out.json]
 
-A shape is that of a layer, and how many layers; `qwen3-30b:fit` is as many as fit with each of --experts, told from what
-a step of few layers takes. Parameters and optimizer
-states are bf16; attention, norms and routers are compiled. A step is forward, backward, the sum of gradients that are
+A shape is that of a layer, and how many layers; `qwen3-30b:fit` is as many as fit with each of --experts, told from
+what a step of few layers takes. Parameters and optimizer states are bf16; attention, norms and routers are compiled. A
+step is forward, backward, the sum of gradients that are
 not experts' over the ranks, and AdamW, on --sequences sequences of --sequence bytes a rank. Figures are medians over
 the steps after the first two. With --routing uniform tokens go to random experts, as in the other benchmarks; with
 --routing model where the router sends them, which on a new model that reads bytes is mostly a few experts of one rank.
@@ -54,7 +54,7 @@ def route_uniformly(model, num_tokens):
 
 
 def used_bytes():
-    """Of the device, by whatever uses it; of this process what was ever used since the allocator's cache was emptied."""
+    """Of the device, by whatever uses it; of this process, what it has used since the allocator's cache was emptied."""
     free, total = torch.cuda.mem_get_info()
     return total - free
 
@@ -82,7 +82,8 @@ def most_layers(example, shape, arguments):
     most = torch.tensor(min(numbers), device=arguments.device)
     dist.all_reduce(most, dist.ReduceOp.MIN)
     if dist.get_rank() == 0:
-        print(f"{shape}: layers that fit: {dict(zip(arguments.experts, numbers))} on rank 0, {most} are taken", flush=True)
+        fitting = dict(zip(arguments.experts, numbers))
+        print(f"{shape}: layers that fit: {fitting} on rank 0, {most} are taken", flush=True)
     return int(most)
 
 

@@ -5,7 +5,7 @@
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter)
 set(MEGAMOE_TORCH_DIR "" CACHE PATH "Folder of the torch package; found through Python when empty")
 if(NOT MEGAMOE_TORCH_DIR)
-  foreach(flag IN ITEMS "-B" "-E") # -B changes nothing here
+  foreach(flag IN ITEMS "" "-E")
     execute_process(
       COMMAND "${Python_EXECUTABLE}" ${flag} -c "
 import importlib.util, pathlib

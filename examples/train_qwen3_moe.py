@@ -11,8 +11,8 @@ Products run in bf16; parameters are fp32 (autocast), or bf16 with --parameters 
 
 A checkpoint is a file a rank and step. A rank's older ones go once all ranks have written theirs, and --resume takes
 the newest step that all ranks have: a run that ends between two ranks' files resumes from the step before. Of the log
-it keeps the steps up to that one. With --deterministic a resumed run takes the steps of an unbroken one, bit for bit, also
-on GPUs, where attention's backward pass else adds in any order.
+it keeps the steps up to that one. With --deterministic a resumed run takes the steps of an unbroken one, bit for bit,
+also on GPUs, where attention's backward pass else adds in any order.
 """
 
 import argparse

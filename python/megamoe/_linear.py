@@ -61,8 +61,9 @@ def moe_overlapping_backward_op(
         [..., D] bf16.
 
     Raises:
-        TypeError, ValueError: what is no dense tensor; weights that aren't [E, H, D] with the H of hidden_states, E that the ranks don't divide, or no
-            slots. Other ranks raise a RuntimeError that says so.
+        TypeError: what is no dense tensor. Other ranks raise a RuntimeError that says so, here and below.
+        ValueError: weights that aren't [E, H, D] with the H of hidden_states, E that the ranks don't divide, or no
+            slots.
         RuntimeError: as ``megamoe.moe``.
     """
     if torch.compiler.is_compiling():

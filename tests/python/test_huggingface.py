@@ -61,7 +61,12 @@ def make_config(name, seed=0):
     pick = random.Random(seed).choice
     sizes = {"hidden_size": 64, "num_experts_per_tok": 2, "experts": 8, "width": 64}
     if seed != 0:
-        choices = {"hidden_size": [64, 128, 192], "num_experts_per_tok": [1, 2, 3, 4], "experts": [8, 16, 24], "width": [64, 128, 192]}
+        choices = {
+            "hidden_size": [64, 128, 192],
+            "num_experts_per_tok": [1, 2, 3, 4],
+            "experts": [8, 16, 24],
+            "width": [64, 128, 192],
+        }
         sizes = {size: pick(values) for size, values in choices.items()}
     return CONFIGS[name](**sizes)
 
@@ -120,7 +125,8 @@ def assert_within_twice_the_baselines_error(found, baseline, exact):
 @pytest.mark.parametrize("baseline", ["grouped_mm", "eager"])
 def test_loss_and_gradients_are_within_twice_the_baselines_error(name, baseline, seed, device):
     model, tokens = make_model(name, seed), make_batch()
-    exact, expected, found = (step_of(model, tokens, implementation) for implementation in ("oracle", baseline, "megamoe"))
+    implementations = ("oracle", baseline, "megamoe")
+    exact, expected, found = (step_of(model, tokens, implementation) for implementation in implementations)
     assert_within_twice_the_baselines_error(found, expected, exact)
 
 

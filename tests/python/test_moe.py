@@ -185,8 +185,11 @@ def test_wrong_arguments_are_refused_by_name(change, message, device):
         (lambda p: {"max_tokens": -1}, ValueError, "max_tokens is -1, must be at least 0"),
         (lambda p: {"group": "world"}, TypeError, "group must be a torch.distributed.ProcessGroup, is str"),
         (lambda p: {"x": torch.nested.nested_tensor([p.x.detach()])}, TypeError, "x must be a dense tensor, is nested"),
-        (lambda p: {"x": torch.quantize_per_tensor(p.x.detach().float().cpu(), 0.1, 0, torch.qint8)}, TypeError,
-         "x must be a dense tensor, is quantized"),
+        (
+            lambda p: {"x": torch.quantize_per_tensor(p.x.detach().float().cpu(), 0.1, 0, torch.qint8)},
+            TypeError,
+            "x must be a dense tensor, is quantized",
+        ),
         (lambda p: {"expert_ids": p.expert_ids.tolist()}, TypeError, "expert_ids must be a torch.Tensor, is list"),
     ],
 )
