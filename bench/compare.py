@@ -1,13 +1,15 @@
 """Times megamoe's operator beside TorchTitan's order of operations, Hugging Face's grouped_mm and the dense ceiling.
 
     torchrun --standalone --nproc-per-node 2 bench/compare.py [--shapes qwen3-30b,qwen3-235b] [--json out.json]
+    torchrun --standalone --nproc-per-node 2 bench/compare.py --cpp build/cuda/bin/megamoe
     python bench/compare.py --shapes qwen3-30b          # one rank
 
 Every layer starts after the router, from the same tokens, uniform random routing (seed = rank) and weights. The first
 results of all layers are compared before anything is timed. grouped_mm is transformers' implementation on each GPU
 alone, with all experts there and nothing on the network. As `megamoe bench --backend cuda` does it, passes run in
 bursts of about 40 ms, each after a pause of 200 ms and a pass that is not counted, because the chip's clock falls under
-sustained load; figures are medians over --runs passes of the slowest rank's time between events of the current stream.
+sustained load; figures are medians of the slowest rank's time between events of the current stream, over --runs passes
+or, where the medians of the first and second half of the passes agree within 0.5%, over half as many.
 
 Before every pass the devices meet. `forward_ms` and `backward_ms` are then taken behind a millisecond of other work on
 the stream, as in the middle of a training step: the host has launched what it can. `forward_idle_ms` is the forward
@@ -16,6 +18,10 @@ rank: 6*N*H*I FLOPs forward, 12*N*H*I backward, N = tokens * K, also where more 
 8192^3 product, timed as the layers are. The idle share is that of the tensor cores in forward and backward
 (baseline/idle_share.py), rank 0's.
 
+With --cpp that program's `bench` runs first, on the same devices, for every path and mode that is timed here. Its
+records join the others (`called_from`: C++), and a second table tells the difference: through PyTorch a pass may take
+2% or 60 microseconds more.
+
 Records go to --json as they come, and `python -m megamoe.plot` draws them; the last thing printed is a table, where a
 ratio is the time of the last TorchTitan layer of the shape over the line's. --device cpu checks this program, on small
 shapes.
@@ -23,9 +29,11 @@ shapes.
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -48,12 +56,17 @@ SHAPES = {
     "qwen3-235b": (4096, 1536, 128, 8),
     "deepseek-v3": (7168, 2048, 256, 8),
 }
+LAYERS = ["megamoe", "grouped_mm", "grouped_mm-compiled", "torchtitan", "torchtitan-compiled"]
 BURST_MS = 40.0
 PAUSE_S = 0.2
 #: Of a spinning kernel, about a millisecond.
 WORK_AHEAD_CYCLES = 2_000_000
 #: Layers may differ by roundings to bf16 at other places.
 MOST_DIFFERENCE = 0.02
+#: Between the medians of two halves of the passes, where no more are timed.
+STEADY_SHARE = 0.005
+#: What a pass may take more through PyTorch than from C++: whichever is larger.
+MOST_OVER_CPP_SHARE, MOST_OVER_CPP_MS = 0.02, 0.060
 
 
 class Clock:
@@ -121,13 +134,13 @@ class Problem:
         return self.of_all_ranks
 
 
-def variants(problem, layers, paths):
+def variants(problem, layers, paths, modes):
     """[(what the record says of the layer, its forward function, the leaves whose gradients it makes)]"""
     found = []
     if "megamoe" in layers:
         ids = problem.ids.int()
         for path in paths:
-            for mode in ("saved", "recompute"):
+            for mode in modes:
 
                 def forward(path=path, mode=mode):
                     return megamoe.moe(
@@ -142,7 +155,8 @@ def variants(problem, layers, paths):
                     )
 
                 leaves = [problem.x, problem.weights, problem.gate_up, problem.down]
-                found.append(({"layer": "megamoe", "path": path, "mode": mode}, forward, leaves))
+                description = {"layer": "megamoe", "path": path, "mode": mode, "called_from": "PyTorch"}
+                found.append((description, forward, leaves))
     ids, scores = problem.ids, problem.weights
     for compiled in (False, True):
         suffix = "-compiled" if compiled else ""
@@ -195,6 +209,15 @@ def slowest(samples_ms, device):
     return values.tolist()
 
 
+def is_steady(samples):
+    """Whether every stage's median is the same in both halves of the samples, of which there are some."""
+    half = len(samples) // 2
+    return half > 1 and all(
+        math.isclose(statistics.median(of_stage[:half]), statistics.median(of_stage[half:]), rel_tol=STEADY_SHARE)
+        for of_stage in zip(*samples)
+    )
+
+
 def time_passes(one_pass, arguments, device, with_work_ahead=True):
     """[duration of each stage of the pass, ms]: one_pass(mark) marks its beginning and the end of every stage."""
     clock = Clock(device)
@@ -211,6 +234,8 @@ def time_passes(one_pass, arguments, device, with_work_ahead=True):
     burst = max(1, int(BURST_MS / sum(last)))
     samples = []
     for index in range(arguments.runs):
+        if index == -(-arguments.runs // 2) and is_steady(samples):
+            break
         if index % burst == 0:
             time.sleep(PAUSE_S)
             timed()
@@ -230,7 +255,7 @@ def measure(problem, forward, leaves, arguments, device):
 
     samples = time_passes(one_pass, arguments, device)
     from_idle = [sample[0] for sample in time_passes(one_pass, arguments, device, with_work_ahead=False)]
-    record = {"forward_idle_ms": round(statistics.median(from_idle), 4)}
+    record = {"forward_idle_ms": round(statistics.median(from_idle), 4), "passes": len(samples)}
     for stage, (name, flops) in enumerate(
         (("forward", problem.forward_flops), ("backward", 2 * problem.forward_flops))
     ):
@@ -271,12 +296,65 @@ def circumstances(arguments, device, program="bench/compare.py"):
     }
 
 
+def bench_command(arguments, path, mode, ranks, file):
+    """What times the same layer from C++."""
+    overlap = {"fused": "on", "sequential": "off"}[path]
+    return [
+        *(str(arguments.cpp), "bench", "--backend", arguments.device, "--ranks", str(ranks)),
+        *("--tokens", str(arguments.tokens), "--mode", mode, "--overlap", overlap),
+        *("--repeats", str(arguments.runs), "--json", str(file), "--shape", *arguments.shapes),
+    ]
+
+
+def records_of_cpp(arguments, ranks):
+    """Those that the C++ program's bench writes. Raises RuntimeError with its words where it fails."""
+    records = []
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "bench.json"
+        for path in arguments.paths:
+            for mode in arguments.modes:
+                ended = subprocess.run(
+                    bench_command(arguments, path, mode, ranks, file), capture_output=True, text=True
+                )
+                if ended.returncode != 0:
+                    raise RuntimeError(f"{' '.join(ended.args)} ended with {ended.returncode}: {ended.stderr.strip()}")
+                records += json.loads(file.read_text())
+    return [record | {"called_from": "C++", "forward_idle_ms": round(record["forward_ms"], 4)} for record in records]
+
+
+def table_beside_cpp(records):
+    """Two lines for every way in which the layer was timed from C++ and through PyTorch; none where it was not.
+
+    The C++ program's passes begin on devices that have nothing else to do: forward is told both ways."""
+    lines = []
+    place = ("shape", "path", "mode", "tokens_per_rank", "ranks")
+    ours = [record for record in records if record["layer"] == "megamoe"]
+    of_cpp = {tuple(record[key] for key in place): record for record in ours if record["called_from"] == "C++"}
+    for record in ours:
+        other = of_cpp.get(tuple(record[key] for key in place))
+        if record["called_from"] == "C++" or not other:
+            continue
+        for name, field in (("forward", "forward_ms"), ("from idle", "forward_idle_ms"), ("backward", "backward_ms")):
+            cpp_ms, torch_ms = other[field], record[field]
+            most_ms = max(MOST_OVER_CPP_SHARE * cpp_ms, MOST_OVER_CPP_MS)
+            within = "within" if torch_ms - cpp_ms <= most_ms else "more"
+            lines.append(
+                f"{record['shape']:12} {record['path']:10} {record['mode']:9} {name:9} {cpp_ms:8.3f} {torch_ms:8.3f} "
+                f"{1e3 * (torch_ms - cpp_ms):7.0f} {torch_ms / cpp_ms - 1:7.1%} {within}"
+            )
+    if not lines:
+        return ""
+    head = f"{'shape':12} {'path':10} {'mode':9} {'pass':9} {'C++ ms':>8} {'torch ms':>8} {'us more':>7} {'% more':>7}"
+    return "\n".join([f"{head} within 2% or 60 us", *lines])
+
+
 def table(records):
     """A line a record; shares are of P."""
     stage = f"{'ms':>8} {'TFLOP/s':>8} {'of P':>5} {'ratio':>6}"
     lines = [f"{'shape':12} {'layer':36} {'forward ' + stage} {'backward ' + stage} {'from idle':>9} {'idle':>5}"]
     for record in records:
         words = [record["layer"], record["path"], record["mode"], "compiled" if record.get("compiled") else ""]
+        words += ["from C++"] * (record.get("called_from") == "C++")
         others = [other for other in records if other["layer"] == "torchtitan" and other["shape"] == record["shape"]]
         cells = [f"{record['shape']:12} {' '.join(word for word in words if word):36}"]
         for name in ("forward", "backward"):
@@ -287,7 +365,8 @@ def table(records):
         cells.append(f"{record['forward_idle_ms']:9.3f} {idle:>5}")
         lines.append(" ".join(cells))
     ranks = max(record["ranks"] for record in records)
-    lines.append(f"P = {records[0]['dense_tflops']} TFLOP/s, {records[0]['hardware']}, {ranks} ranks")
+    ceilings = " and ".join(dict.fromkeys(f"{record['dense_tflops']:.4g}" for record in records))
+    lines.append(f"P = {ceilings} TFLOP/s, {records[-1]['hardware']}, {ranks} ranks")
     return "\n".join(lines)
 
 
@@ -295,20 +374,30 @@ def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="qwen3-30b,qwen3-235b,deepseek-v3", help=", ".join(SHAPES))
     parser.add_argument("--tokens", type=int, default=8192, help="of each rank")
-    parser.add_argument("--layers", default="megamoe,grouped_mm,grouped_mm-compiled,torchtitan,torchtitan-compiled")
+    parser.add_argument("--layers", default=",".join(LAYERS))
     parser.add_argument("--paths", default="fused,sequential", help="of megamoe: with overlap on and off")
+    parser.add_argument("--modes", default="saved,recompute", help="of megamoe")
+    parser.add_argument("--cpp", type=pathlib.Path, help="the program megamoe, whose bench is to join the table")
     parser.add_argument("--runs", type=int, default=12)
     parser.add_argument("--warmups", type=int, default=4)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--commit", help="of the measured source, where this is not a checkout of it")
     options = parser.parse_args(arguments)
-    options.shapes, options.layers, options.paths = (
-        text.split(",") for text in (options.shapes, options.layers, options.paths)
-    )
-    for shape in options.shapes:
-        if shape not in SHAPES:
-            parser.error(f"--shapes: {shape} is not one of {', '.join(SHAPES)}")
+    choices = {
+        "shapes": SHAPES,
+        "layers": LAYERS,
+        "paths": ["fused", "sequential"],
+        "modes": ["saved", "recompute"],
+    }
+    for name, known in choices.items():
+        given = getattr(options, name).split(",")
+        setattr(options, name, given)
+        for one in given:
+            if one not in known:
+                parser.error(f"--{name}: {one} is not one of {', '.join(known)}")
+    if options.cpp and not os.access(options.cpp, os.X_OK):
+        parser.error(f"--cpp: {options.cpp} is not a program")
     return options
 
 
@@ -322,25 +411,31 @@ def join_group(device):
 
 
 def compare(arguments):
-    """The records, the same on every rank."""
+    """The records, the same on every rank but for those of the C++ program, which rank 0 has."""
+    start = time.monotonic()
+    records = []
+    if arguments.cpp and "megamoe" in arguments.layers and int(os.environ.get("RANK", 0)) == 0:
+        # Before this process has anything on a device; the other ranks wait in join_group.
+        records = records_of_cpp(arguments, int(os.environ.get("WORLD_SIZE", 1)))
     device = torch.device(arguments.device)
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
     join_group(device)
-    records = []
     fixed = circumstances(arguments, device)
+    records = [record | {"run": fixed["run"]} for record in records]
     dense = dense_tflops(arguments, device)
     for shape in arguments.shapes:
         problem = Problem(shape, arguments.tokens, device)
-        compared = variants(problem, arguments.layers, arguments.paths)
+        compared = variants(problem, arguments.layers, arguments.paths, arguments.modes)
         check_results(problem, compared)
         for description, forward, leaves in compared:
             place = {"shape": shape, "tokens_per_rank": arguments.tokens, "ranks": dist.get_world_size()}
             record = place | description | {"dense_tflops": dense}
             records.append(record | measure(problem, forward, leaves, arguments, device) | fixed)
             if dist.get_rank() == 0:
-                print(json.dumps({key: records[-1][key] for key in records[-1] if key not in fixed}), flush=True)
+                told = {key: records[-1][key] for key in records[-1] if key not in fixed}
+                print(f"after {time.monotonic() - start:.0f} s: {json.dumps(told)}", flush=True)
                 if arguments.json:
                     arguments.json.write_text(json.dumps(records, indent=1) + "\n")
         megamoe.check()
@@ -353,7 +448,7 @@ def compare(arguments):
 def main(arguments=None):
     records = compare(parse(arguments))
     if dist.get_rank() == 0:
-        print(table(records))
+        print("\n\n".join(filter(None, (table(records), table_beside_cpp(records)))))
     dist.destroy_process_group()
     return 0
 

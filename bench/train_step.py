@@ -2,7 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 bench/train_step.py [--shapes qwen3-30b:20,qwen3-235b:8] [--json out.json]
 
-A shape is that of a layer, and how many layers: as many as fit with the larger of the two. Parameters and optimizer
+A shape is that of a layer, and how many layers; `qwen3-30b:fit` is as many as fit with each of --experts, told from what
+a step of few layers takes. Parameters and optimizer
 states are bf16; attention, norms and routers are compiled. A step is forward, backward, the sum of gradients that are
 not experts' over the ranks, and AdamW, on --sequences sequences of --sequence bytes a rank. Figures are medians over
 the steps after the first two. With --routing uniform tokens go to random experts, as in the other benchmarks; with
@@ -29,6 +30,10 @@ sys.path.insert(0, str(ROOT / "bench"))
 from compare import circumstances  # noqa: E402
 
 NUM_WARMUPS = 2
+#: Layers of the models that tell what a layer takes.
+PROBES = (1, 3)
+#: Of a device's memory, kept free of what the probes foretell: allocations of many layers leave more gaps.
+SPARE_SHARE = 0.05
 EXPERTS = ["torchtitan", "megamoe", "grouped_mm"]
 
 
@@ -46,6 +51,46 @@ def route_uniformly(model, num_tokens):
         keys = torch.rand(num_tokens, model.config.num_experts, device=model.device, generator=generator)
         ids = keys.topk(model.config.num_experts_per_tok, dim=1).indices
         block.register_forward_pre_hook(lambda _, inputs, ids=ids: (inputs[0], ids, inputs[2]), prepend=True)
+
+
+def used_bytes():
+    """Of the device, by whatever uses it; of this process what was ever used since the allocator's cache was emptied."""
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def layers_that_fit(bytes_of_probes, total_bytes):
+    """The memory of a model grows by the same for every layer."""
+    few, more = PROBES
+    bytes_of_few, bytes_of_more = bytes_of_probes
+    bytes_of_layer = (bytes_of_more - bytes_of_few) / (more - few)
+    return few + max(0, int(((1 - SPARE_SHARE) * total_bytes - bytes_of_few) / bytes_of_layer))
+
+
+def most_layers(example, shape, arguments):
+    """As many as fit on every rank's device with each of the experts."""
+    briefly = argparse.Namespace(**{**vars(arguments), "steps": 1})
+    _, total_bytes = torch.cuda.mem_get_info()
+    numbers = []
+    for experts in arguments.experts:
+        bytes_of_probes = []
+        for num_layers in PROBES:
+            measure(example, shape, num_layers, experts, briefly)
+            bytes_of_probes.append(used_bytes())
+            free_memory(arguments)
+        numbers.append(layers_that_fit(bytes_of_probes, total_bytes))
+    most = torch.tensor(min(numbers), device=arguments.device)
+    dist.all_reduce(most, dist.ReduceOp.MIN)
+    if dist.get_rank() == 0:
+        print(f"{shape}: layers that fit: {dict(zip(arguments.experts, numbers))} on rank 0, {most} are taken", flush=True)
+    return int(most)
+
+
+def free_memory(arguments):
+    gc.collect()
+    megamoe.shutdown()
+    if arguments.device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def measure(example, shape, num_layers, experts, arguments):
@@ -93,19 +138,19 @@ def table(records):
 
 
 def layers_of_shapes(shapes):
-    """Reads SHAPE:LAYERS,... as [(shape, layers)]."""
+    """Reads SHAPE:LAYERS,... as [(shape, layers)]; layers of SHAPE:fit are "fit"."""
 
     def read(text):
         entries = []
         for entry in text.split(","):
             shape, _, layers = entry.partition(":")
-            if not layers.isdecimal():
+            if layers != "fit" and not layers.isdecimal():
                 raise argparse.ArgumentTypeError(f"'{entry}' is not SHAPE:LAYERS")
             if shape not in shapes:
                 raise argparse.ArgumentTypeError(f"{shape} is not one of {', '.join(shapes)}")
-            if int(layers) < 1:
+            if layers != "fit" and int(layers) < 1:
                 raise argparse.ArgumentTypeError(f"'{entry}' has less than one layer")
-            entries.append((shape, int(layers)))
+            entries.append((shape, layers if layers == "fit" else int(layers)))
         return entries
 
     return read
@@ -127,6 +172,8 @@ def refusal_of(options):
         return f"argument --json: {options.json} is a folder, or in none"
     if options.device == "cuda" and not torch.cuda.is_available():
         return "argument --device: PyTorch finds no CUDA device"
+    if options.device == "cpu" and any(layers == "fit" for _, layers in options.shapes):
+        return "argument --shapes: what fits is told on CUDA devices alone"
     return None
 
 
@@ -155,17 +202,18 @@ def compare(arguments):
     example = load_example()
     records = []
     for shape, num_layers in arguments.shapes:
+        if num_layers == "fit":
+            num_layers = most_layers(example, shape, arguments)
         for experts in arguments.experts:
             records.append(measure(example, shape, num_layers, experts, arguments))
+            if arguments.device == "cuda":
+                records[-1]["device_gib"] = round(used_bytes() / 2**30, 1)
             records[-1] |= circumstances(arguments, torch.device(arguments.device), "bench/train_step.py")
             if dist.get_rank() == 0:
                 print(table(records[-1:]), flush=True)
                 if arguments.json:
                     arguments.json.write_text(json.dumps(records, indent=1) + "\n")
-            gc.collect()
-            megamoe.shutdown()
-            if arguments.device == "cuda":
-                torch.cuda.empty_cache()
+            free_memory(arguments)
     return records
 
 

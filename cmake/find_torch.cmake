@@ -1,18 +1,22 @@
 # megamoe_torch: PyTorch's stable ABI, found through an interpreter (Python_EXECUTABLE).
 #
 # Not find_package(Torch): its package file looks for a CUDA toolkit, also where only headers are needed. An isolated
-# build (`pip install .`) hides the environment's packages, but not its folders: they are looked into as well.
+# build (`pip install .`) hides the environment's packages by PYTHONPATH, which -E makes the interpreter forget.
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter)
 set(MEGAMOE_TORCH_DIR "" CACHE PATH "Folder of the torch package; found through Python when empty")
 if(NOT MEGAMOE_TORCH_DIR)
-  execute_process(
-    COMMAND "${Python_EXECUTABLE}" -c "
-import importlib.util, pathlib, sys, sysconfig
+  foreach(flag IN ITEMS "-B" "-E") # -B changes nothing here
+    execute_process(
+      COMMAND "${Python_EXECUTABLE}" ${flag} -c "
+import importlib.util, pathlib
 spec = importlib.util.find_spec('torch')
-folders = [] if spec is None else [pathlib.Path(spec.origin).parent]
-folders += [pathlib.Path(sysconfig.get_paths()[name]) / 'torch' for name in ('platlib', 'purelib')]
-print(next((folder for folder in folders if (folder / 'lib' / 'libtorch_cpu.so').exists()), ''))
+folder = pathlib.Path(spec.origin).parent if spec and spec.origin else None
+print(folder if folder and (folder / 'lib' / 'libtorch_cpu.so').exists() else '')
 " OUTPUT_VARIABLE torch_dir OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+    if(torch_dir)
+      break()
+    endif()
+  endforeach()
 else()
   set(torch_dir "${MEGAMOE_TORCH_DIR}")
 endif()

@@ -11,7 +11,8 @@ Products run in bf16; parameters are fp32 (autocast), or bf16 with --parameters 
 
 A checkpoint is a file a rank and step. A rank's older ones go once all ranks have written theirs, and --resume takes
 the newest step that all ranks have: a run that ends between two ranks' files resumes from the step before. Of the log
-it keeps the steps up to that one.
+it keeps the steps up to that one. With --deterministic a resumed run takes the steps of an unbroken one, bit for bit, also
+on GPUs, where attention's backward pass else adds in any order.
 """
 
 import argparse
@@ -96,6 +97,9 @@ def parse(arguments):
     )
     parser.add_argument("--parameters", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--compile", action="store_true", help="compile attention, norms and routers")
+    parser.add_argument(
+        "--deterministic", action="store_true", help="the same bits in every run (PyTorch's deterministic algorithms)"
+    )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--steps", type=at_least(0), default=60)
     parser.add_argument("--batch", type=at_least(1), default=8, help="sequences a step, over all ranks")
@@ -360,6 +364,12 @@ def train(options, trainer=None):
     return records
 
 
+def be_deterministic():
+    """Before the first product."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else PyTorch refuses products on CUDA
+    torch.use_deterministic_algorithms(True)
+
+
 def join_ranks(options):
     """The layer of TorchTitan needs a group of a single rank, too."""
     backend = "nccl" if options.device == "cuda" else "gloo"
@@ -373,6 +383,8 @@ def join_ranks(options):
 
 def main():
     options = parse(None)
+    if options.deterministic:
+        be_deterministic()
     join_ranks(options)
     train(options)
     if dist.is_initialized():

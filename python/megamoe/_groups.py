@@ -12,6 +12,8 @@ import weakref
 import torch
 import torch.distributed as dist
 
+from ._arguments import check_positive
+
 _ONE_RANK = "one rank"
 #: The library's limit (NetworkOptions::host_name).
 _MAX_HOST_BYTES = 200
@@ -65,8 +67,10 @@ def resolve(group):
         )
     if group is not None and group is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError("group does not have this process as a rank: torch.distributed.new_group left it out")
-    if group is not None:
+    if group is ALONE or isinstance(group, dist.ProcessGroup):
         return group
+    if group is not None:
+        raise TypeError(f"group must be a torch.distributed.ProcessGroup, is {type(group).__name__}")
     if dist.is_available() and dist.is_initialized():
         return dist.group.WORLD
     return ALONE
@@ -214,8 +218,17 @@ def reserve(max_tokens: int, group: dist.ProcessGroup | None = None) -> None:
     Args:
         max_tokens: the largest T of any rank and call; the largest value of all ranks counts.
         group: as in ``megamoe.moe``.
+
+    Raises:
+        TypeError, ValueError: max_tokens is no positive integer; on this rank, after the call of all.
     """
-    torch.ops.megamoe.reserve(connected_name(group), max_tokens)
+    name = connected_name(group)
+    try:
+        check_positive(max_tokens=max_tokens)
+    except (TypeError, ValueError):
+        torch.ops.megamoe.reserve(name, 0)  # the peers make their call
+        raise
+    torch.ops.megamoe.reserve(name, max_tokens)
 
 
 def shutdown(group: dist.ProcessGroup | None = None) -> None:

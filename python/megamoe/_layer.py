@@ -7,11 +7,12 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from . import _groups
+from ._arguments import check_finite, check_limits, check_positive
 from ._dtensor import local_tensor
 from ._experts import Experts, local_experts, mark
 from ._initial import draw_normal
 from ._moe import moe, refused_by_all
-from ._router import Router, check_positive
+from ._router import Router
 
 _EXPERTS = ("gate_up", "down")
 _GATED = ("swiglu", "clamped_swiglu", "gelu_erf", "gelu_tanh")
@@ -47,7 +48,7 @@ class MoELayer(_groups.OfGroup, nn.Module):
         **router_options: of ``megamoe.Router``: score_function, renormalise, scale, num_groups, ...
 
     Raises:
-        ValueError: an option that is wrong, by its name.
+        TypeError, ValueError: an option that is wrong, by its name.
     """
 
     def __init__(
@@ -69,10 +70,14 @@ class MoELayer(_groups.OfGroup, nn.Module):
         **router_options,
     ):
         super().__init__()
+        if "dtype" in router_options:
+            raise TypeError("MoELayer takes no dtype: its parameters are bf16")
+        check_positive(num_experts=num_experts, hidden_dim=hidden_dim, expert_dim=expert_dim)
+        check_finite(activation_limit=activation_limit)
+        check_limits(max_tokens=max_tokens, row_capacity=row_capacity, num_sms=num_sms)
         rank, num_ranks = _groups.rank_and_size(group)
         if num_experts % num_ranks:
             raise ValueError(f"num_experts is {num_experts}, must be divisible by the {num_ranks} ranks of the group")
-        check_positive(expert_dim=expert_dim)
         if activation not in _GATED + _UNGATED:
             raise ValueError(f"activation is {activation!r}, must be one of {', '.join(_GATED + _UNGATED)}")
         num_local = num_experts // num_ranks

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from . import _groups
+from ._arguments import check_tensor
 from ._moe import moe, refused_by_all
 
 
@@ -60,7 +61,7 @@ def moe_overlapping_backward_op(
         [..., D] bf16.
 
     Raises:
-        ValueError: weights that aren't [E, H, D] with the H of hidden_states, E that the ranks don't divide, or no
+        TypeError, ValueError: what is no dense tensor; weights that aren't [E, H, D] with the H of hidden_states, E that the ranks don't divide, or no
             slots. Other ranks raise a RuntimeError that says so.
         RuntimeError: as ``megamoe.moe``.
     """
@@ -75,6 +76,8 @@ def moe_overlapping_backward_op(
 
 def _as_layer(hidden_states, weights, router_indices, group):
     """x, weights of the slots, gate_up and down of a layer that computes the same, in its first columns."""
+    for name, tensor in {"hidden_states": hidden_states, "weights": weights, "router_indices": router_indices}.items():
+        check_tensor(name, tensor)
     rank, size = _groups.rank_and_size(group)
     if weights.dim() != 3 or weights.shape[1] != hidden_states.shape[-1]:
         raise ValueError(

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from . import _groups, _library
+from ._arguments import check_limits, check_tensor
 
 _library.load()
 _ops = torch.ops.megamoe
@@ -248,7 +249,7 @@ def moe(
     with refused_by_all(group, down):
         tensors += _pair_of(main_grads)
         _refuse_types(tensors, activation, activation_limit, overlap_comm)
-        _refuse_types_of_limits(max_tokens=max_tokens, row_capacity=row_capacity, num_sms=num_sms)
+        check_limits(max_tokens=max_tokens, row_capacity=row_capacity, num_sms=num_sms)
         tensors = _converted(group, *tensors)
         _refuse_other_devices(tensors[0].device, *tensors)
     y, _ = _forward(*tensors, name, *options, *limits)
@@ -270,24 +271,13 @@ def _refuse_types(tensors, activation, activation_limit, overlap_comm) -> None:
     for name, tensor in zip(_TENSORS, tensors):
         if tensor is None and name.endswith("main_grad"):
             continue
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, is {type(tensor).__name__}")
-        if tensor.layout != torch.strided:
-            raise TypeError(f"{name} must be a dense tensor, has the layout {tensor.layout}")
+        check_tensor(name, tensor)
     if not isinstance(activation, str):
         raise TypeError(f"activation must be a str, is {type(activation).__name__}")
     if not isinstance(activation_limit, (float, numbers.Real, torch.SymFloat)):
         raise TypeError(f"activation_limit must be a float, is {type(activation_limit).__name__}")
     if not isinstance(overlap_comm, (bool, numbers.Integral)):
         raise TypeError(f"overlap_comm must be a bool, is {type(overlap_comm).__name__}")
-
-
-def _refuse_types_of_limits(**limits) -> None:
-    for name, limit in limits.items():
-        if limit is not None and not isinstance(limit, (int, numbers.Integral, torch.SymInt)):
-            raise TypeError(f"{name} must be an int, is {type(limit).__name__}")
-        if isinstance(limit, int) and not -(2**63) <= limit < 2**63:
-            raise ValueError(f"{name} is {limit}, must have 64 bits")
 
 
 def _converted(group, x, expert_ids, weights, gate_up, down, *main_grads):

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from . import _groups, _route
+from ._arguments import check_finite, check_integers, check_positive, check_tensor
 from ._initial import draw_normal
 from ._moe import refuse_meta
 
@@ -18,13 +19,6 @@ class Routing(NamedTuple):
     weights: Tensor  #: [..., K] fp32
     load: Tensor  #: [E] int64, tokens of this rank per expert
     auxiliary_loss: Tensor  #: scalar fp32; alpha * E * sum_j f_j P_j over this rank's tokens
-
-
-def check_positive(**sizes: int) -> None:
-    """Raises ValueError with the name of a size that is not a positive number."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} is {size}, must be at least 1")
 
 
 class Router(_groups.OfGroup, nn.Module):
@@ -53,7 +47,7 @@ class Router(_groups.OfGroup, nn.Module):
             it. By default this process alone. ``MoELayer`` gives its own.
 
     Raises:
-        ValueError: an option that is wrong, by its name.
+        TypeError, ValueError: an option that is wrong, by its name.
     """
 
     def __init__(
@@ -75,6 +69,7 @@ class Router(_groups.OfGroup, nn.Module):
     ):
         super().__init__()
         check_positive(hidden_dim=hidden_dim, num_experts=num_experts, num_groups=num_groups)
+        check_integers(top_k=top_k, top_groups=top_groups)
         if score_function not in ("softmax", "sigmoid"):
             raise ValueError(f"score_function is {score_function!r}, must be 'softmax' or 'sigmoid'")
         if not 1 <= top_k <= num_experts:
@@ -86,6 +81,9 @@ class Router(_groups.OfGroup, nn.Module):
             )
         if top_k > top_groups * (num_experts // num_groups):
             raise ValueError(f"top_k = {top_k} is more than the experts of top_groups = {top_groups} groups")
+        check_finite(0, scale=scale, bias_update_rate=bias_update_rate, aux_loss_alpha=aux_loss_alpha)
+        if scale == 0:
+            raise ValueError("scale is 0, must be above it")
         self.num_experts, self.top_k, self.score_function = num_experts, top_k, score_function
         self.renormalise, self.scale = renormalise, scale
         self.num_groups, self.top_groups = num_groups, top_groups
@@ -95,6 +93,12 @@ class Router(_groups.OfGroup, nn.Module):
         bias = torch.empty(num_experts, device=device, dtype=torch.float32) if bias_update_rate else None
         self.register_buffer("selection_bias", bias)
         self.reset_parameters()
+
+    def extra_repr(self) -> str:
+        return (
+            f"hidden_dim={self.weight.shape[-1]}, num_experts={self.num_experts}, top_k={self.top_k}, "
+            f"score_function={self.score_function!r}"
+        )
 
     def reset_parameters(self) -> None:
         """Draws the weights anew (N(0, 1/H), as ``MoELayer.reset_parameters``), the bias becomes 0. Collective over the
@@ -112,9 +116,18 @@ class Router(_groups.OfGroup, nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Routing:
-        """Routes x [..., H]. Gradients flow through weights and auxiliary_loss, never through the choice of experts."""
+        """Routes x [..., H]. Gradients flow through weights and auxiliary_loss, never through the choice of experts.
+
+        Raises:
+            TypeError: x is no dense tensor.
+            RuntimeError: x has another last dimension than the router, or no memory; a logit is NaN or infinite.
+        """
+        check_tensor("x", x)
         refuse_meta("x", x)
         refuse_meta("the router's weight", self.weight)
+        hidden_dim = self.weight.shape[-1]
+        if x.dim() == 0 or x.shape[-1] != hidden_dim:
+            raise RuntimeError(f"x has shape {list(x.shape)}; its last dimension must be hidden_dim = {hidden_dim}")
         with torch.autocast(x.device.type, enabled=False):
             logits = torch.nn.functional.linear(x.float(), self.weight.float())
             return self._route_in_library(logits) if self._library_takes(logits) else self._route(logits)

@@ -43,7 +43,7 @@ ALWAYS_FIELDS = ("layer", "shape", "ranks", "tokens_per_rank")
 LAYER_FIELDS = (*ALWAYS_FIELDS, "forward_ms", "forward_tflops", "backward_ms", "backward_tflops")
 STEP_FIELDS = (*ALWAYS_FIELDS, "layers", "step_ms")
 #: Named on a bar where the records of a picture differ in them, and where nothing else tells bars of a group apart.
-TOLD_WHERE_THEY_DIFFER = {"backend": "", "weight_gradients": "", "routing": "routing", "threads": "threads"}
+TOLD_WHERE_THEY_DIFFER = {"called_from": "", "backend": "", "weight_gradients": "", "routing": "routing", "threads": "threads"}
 LAST_RESORTS = ("hardware", "commit", "run")
 
 

@@ -144,7 +144,7 @@ def test_an_error_before_the_operator_is_raised_on_all_at_once(tmp_path):
     rank_0, rank_1 = run_ranks(mistakes_before_the_operator, NUM_RANKS, tmp_path)
     for name, message in {
         "not finite": "RuntimeError: logits of token 1, expert 0 is nan; logits must be finite",
-        "hidden size": "RuntimeError: mat1 and mat2 shapes cannot be multiplied (6x32 and 64x8)",
+        "hidden size": "RuntimeError: x has shape [6, 32]; its last dimension must be hidden_dim = 64",
         "no memory": "RuntimeError: x is on device meta",
         "no tensor": "TypeError: weights must be a torch.Tensor, is NoneType",
         "sparse": "TypeError: weights must be a dense tensor, has the layout torch.sparse_coo",

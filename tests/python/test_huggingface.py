@@ -175,9 +175,9 @@ def test_other_experts_are_refused_by_name():
         megamoe.parallelize_experts(torch.nn.Linear(2, 2))
 
 
-def parallel_step(rank, name):
+def parallel_step(rank, name, seed):
     """Gradients of the mean over all ranks' losses: experts' of this rank, and the others' summed over the ranks."""
-    model = megamoe.parallelize_experts(make_model(name))
+    model = megamoe.parallelize_experts(make_model(name, seed))
     tokens = make_batch()[2 * rank : 2 * rank + 2]
     loss = model(input_ids=tokens, labels=tokens).loss / 2
     loss.backward()
@@ -195,9 +195,10 @@ def parallel_step(rank, name):
     return found
 
 
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", CONFIGS)
-def test_experts_spread_over_two_ranks(name, tmp_path, device_of_ranks):
-    ranks = run_ranks(parallel_step, 2, tmp_path, name, device=device_of_ranks)
+def test_experts_spread_over_two_ranks(name, seed, tmp_path, device_of_ranks):
+    ranks = run_ranks(parallel_step, 2, tmp_path, name, seed, device=device_of_ranks)
     found = {"loss": ranks[0]["loss"] + ranks[1]["loss"]}
     for parameter, gradient in ranks[0].items():
         if ".experts." in parameter and "shared" not in parameter:
@@ -205,6 +206,6 @@ def test_experts_spread_over_two_ranks(name, tmp_path, device_of_ranks):
         elif parameter != "loss":
             found[parameter] = gradient
             assert torch.equal(gradient, ranks[1][parameter])
-    model, tokens = make_model(name), make_batch()
+    model, tokens = make_model(name, seed), make_batch()
     exact, expected = (step_of(model, tokens, implementation) for implementation in ("oracle", "grouped_mm"))
     assert_within_twice_the_baselines_error(found, expected, exact)

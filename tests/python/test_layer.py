@@ -165,11 +165,56 @@ def test_the_compiled_layer_is_the_eager_layer():
         ({"hidden_dim": 0}, "hidden_dim is 0, must be at least 1"),
         ({"expert_dim": 0}, "expert_dim is 0, must be at least 1"),
         ({"activation": "silu"}, "activation is 'silu', must be one of swiglu, clamped_swiglu, gelu_erf"),
+        ({"activation_limit": float("nan")}, "activation_limit is nan, must be finite"),
+        ({"scale": float("inf")}, "scale is inf, must be finite"),
+        ({"scale": 0.0}, "scale is 0, must be above it"),
+        ({"bias_update_rate": -0.1}, "bias_update_rate is -0.1, must be finite and at least 0"),
+        ({"aux_loss_alpha": float("nan")}, "aux_loss_alpha is nan, must be finite and at least 0"),
+        ({"row_capacity": -1}, "row_capacity is -1, must be at least 0"),
     ],
 )
 def test_wrong_options_are_refused_by_name(change, message):
     with pytest.raises(ValueError, match=message):
         megamoe.MoELayer(**{**sizes(), **change})
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"num_experts": 8.0}, "num_experts must be an int, is float"),
+        ({"top_k": "2"}, "top_k must be an int, is str"),
+        ({"top_groups": 1.0}, "top_groups must be an int, is float"),
+        ({"aux_loss_alpha": "0"}, "aux_loss_alpha must be a float, is str"),
+        ({"activation_limit": None}, "activation_limit must be a float, is NoneType"),
+        ({"max_tokens": 2.5}, "max_tokens must be an int, is float"),
+        ({"dtype": torch.float32}, "MoELayer takes no dtype: its parameters are bf16"),
+        ({"group": "world"}, "group must be a torch.distributed.ProcessGroup, is str"),
+    ],
+)
+def test_options_of_other_types_are_refused_by_name(change, message):
+    with pytest.raises(TypeError, match=message):
+        megamoe.MoELayer(**{**sizes(), **change})
+
+
+def test_inputs_that_do_not_fit_are_refused_by_name():
+    layer = megamoe.MoELayer(**sizes())
+    for wrong, error, message in (
+        (torch.zeros(5, 32), RuntimeError, r"x has shape \[5, 32\]; its last dimension must be hidden_dim = 64"),
+        (torch.tensor(1.0), RuntimeError, r"x has shape \[\]; its last dimension must be hidden_dim = 64"),
+        ([1.0], TypeError, "x must be a torch.Tensor, is list"),
+        (None, TypeError, "x must be a torch.Tensor, is NoneType"),
+    ):
+        with pytest.raises(error, match=message):
+            layer(wrong)
+    assert "Router(hidden_dim=64, num_experts=8, top_k=2, score_function='softmax')" in repr(layer).replace("\n", "")
+    weights, ids = torch.zeros(8, 64, 32).bfloat16(), torch.zeros(5, 2).int()
+    for name, arguments in {
+        "hidden_states": ([1.0], weights, ids),
+        "weights": (torch.zeros(5, 64).bfloat16(), [1.0], ids),
+        "router_indices": (torch.zeros(5, 64).bfloat16(), weights, None),
+    }.items():
+        with pytest.raises(TypeError, match=f"{name} must be a torch.Tensor"):
+            moe_overlapping_backward_op(*arguments)
 
 
 def test_a_layer_without_memory_is_refused_by_name():

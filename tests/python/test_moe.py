@@ -159,7 +159,7 @@ def test_strided_inputs_and_an_expanded_gradient_give_the_same_bits():
         (lambda p: {"down": p.down[0]}, "gate_up and down must have three dimensions"),
         (lambda p: {"down": p.down.mT.contiguous().mT}, "experts.down must have contiguous columns"),
         (lambda p: {"activation": "swish"}, 'activation is "swish"'),
-        (lambda p: {"num_sms": -1}, "num_sms is -1, must be from 0 to 1024"),
+        (lambda p: {"num_sms": 1025}, "num_sms is 1025, must be from 0 to 1024"),
         (lambda p: {"max_tokens": 4}, "x has 40 tokens; shape.max_tokens is 4"),
         (lambda p: {"row_capacity": 8}, "its capacity is 8"),
         (lambda p: {"expert_ids": p.expert_ids.to("meta")}, "expert_ids is on device meta; x is on"),
@@ -176,6 +176,32 @@ def test_wrong_arguments_are_refused_by_name(change, message, device):
     with pytest.raises(RuntimeError, match=message):
         megamoe.moe(**{**arguments, **change(problem)})
     assert torch.equal(megamoe.moe(**arguments), results(megamoe.moe, problem)["y"])  # the layer is usable
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        (lambda p: {"num_sms": -5}, ValueError, "num_sms is -5, must be at least 0"),
+        (lambda p: {"max_tokens": -1}, ValueError, "max_tokens is -1, must be at least 0"),
+        (lambda p: {"group": "world"}, TypeError, "group must be a torch.distributed.ProcessGroup, is str"),
+        (lambda p: {"x": torch.nested.nested_tensor([p.x.detach()])}, TypeError, "x must be a dense tensor, is nested"),
+        (lambda p: {"x": torch.quantize_per_tensor(p.x.detach().float().cpu(), 0.1, 0, torch.qint8)}, TypeError,
+         "x must be a dense tensor, is quantized"),
+        (lambda p: {"expert_ids": p.expert_ids.tolist()}, TypeError, "expert_ids must be a torch.Tensor, is list"),
+    ],
+)
+def test_arguments_of_other_kinds_are_refused_by_name(change, error, message):
+    problem = make_problem()
+    arguments = {name: getattr(problem, name).detach() for name in ("x", "expert_ids", "weights", "gate_up", "down")}
+    with pytest.raises(error, match=message):
+        megamoe.moe(**{**arguments, **change(problem)})
+
+
+def test_no_room_is_refused_by_name():
+    for wrong, error in ((0, "max_tokens is 0, must be at least 1"), ("3", "max_tokens must be an int, is str")):
+        with pytest.raises((TypeError, ValueError), match=error):
+            megamoe.reserve(wrong)
+    megamoe.reserve(3)
 
 
 @pytest.mark.parametrize(

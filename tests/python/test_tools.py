@@ -1,5 +1,6 @@
 """The command line, the pictures, the training example and the wheel."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -186,39 +187,130 @@ def test_other_files_are_refused(tmp_path, capsys, content, message):
 # ---- Comparison ------------------------------------------------------------------------------------------
 
 
-def compare_on_rank(rank, file):
+#: In place of the C++ program: writes what its bench would, and what it was asked for.
+BENCH = """#!{python}
+import json, sys
+arguments = sys.argv[1:]
+def after(name): return arguments[arguments.index(name) + 1]
+path = {{"on": "fused", "off": "sequential"}}[after("--overlap")]
+if path == {failing!r}:
+    sys.exit("no such device")
+shapes = arguments[arguments.index("--shape") + 1 :]
+records = [
+    dict(layer="megamoe", path=path, mode=after("--mode"), shape=shape, tokens_per_rank=int(after("--tokens")),
+         ranks=int(after("--ranks")), dense_tflops=800.0, forward_ms=1e6, backward_ms=1e-6, forward_tflops=1.0,
+         backward_tflops=2.0, hardware="as told", date="2026-01-01", run="its own", command=" ".join(arguments))
+    for shape in shapes
+]
+json.dump(records, open(after("--json"), "w"))
+"""
+
+
+def write_bench(folder, failing=None):
+    program = folder / "megamoe"
+    program.write_text(BENCH.format(python=sys.executable, failing=failing))
+    program.chmod(0o755)
+    return program
+
+
+def compare_on_rank(rank, file, cpp):
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}  # as torchrun does
     program = load_program("bench/compare.py")
     program.join_group = lambda device: None  # the test has joined one
     arguments = ["--device", "cpu", "--shapes", "tiny", "--tokens", "64", "--layers", "megamoe,grouped_mm,torchtitan"]
-    records = program.compare(program.parse([*arguments, "--runs", "2", "--warmups", "1", "--json", str(file)]))
-    return records, program.table(records)
+    arguments += ["--runs", "2", "--warmups", "1", "--json", str(file), "--cpp", str(cpp)]
+    records = program.compare(program.parse(arguments))
+    return records, program.table(records), program.table_beside_cpp(records)
 
 
 def test_layers_are_compared_in_one_run(tmp_path):
     file = tmp_path / "records.json"
-    (records, table), (others, _) = run_ranks(compare_on_rank, 2, tmp_path, file)
+    (records, table, beside), (others, _, nothing) = run_ranks(
+        compare_on_rank, 2, tmp_path, file, write_bench(tmp_path)
+    )
     assert json.loads(file.read_text()) == records
-    assert [record["forward_ms"] for record in records] == [record["forward_ms"] for record in others]
-    assert [(record["layer"], record["path"], record["mode"], record["ranks"]) for record in records] == [
-        ("megamoe", "fused", "saved", 2),
-        ("megamoe", "fused", "recompute", 2),
-        ("megamoe", "sequential", "saved", 2),
-        ("megamoe", "sequential", "recompute", 2),
+    ways = [(path, mode) for path in ("fused", "sequential") for mode in ("saved", "recompute")]
+    of_cpp, measured = records[: len(ways)], records[len(ways) :]
+    assert [(record["path"], record["mode"]) for record in of_cpp] == ways
+    for record in of_cpp:
+        assert (record["called_from"], record["hardware"], record["run"]) == ("C++", "as told", measured[0]["run"])
+        assert record["command"].startswith("bench --backend cpu --ranks 2 --tokens 64 ")
+    assert [record["forward_ms"] for record in measured] == [record["forward_ms"] for record in others]
+    assert [(record["layer"], record["path"], record["mode"], record["ranks"]) for record in measured] == [
+        *(("megamoe", *way, 2) for way in ways),
         ("grouped_mm", "sequential", "saved", 1),
         ("torchtitan", "sequential", "saved", 2),
     ]
     assert all(
-        record["backward_ms"] > 0 and record["forward_idle_ms"] > 0 and record["run"] == records[0]["run"]
-        for record in records
+        record["backward_ms"] > 0 and record["forward_idle_ms"] > 0 and record["run"] == measured[0]["run"]
+        for record in measured
     )
-    assert len(table.splitlines()) == len(records) + 2
+    assert len(table.splitlines()) == len(records) + 2 and table.count("from C++") == len(ways)
+    assert len(beside.splitlines()) == 3 * len(ways) + 1 and nothing == ""
     assert plot.main([str(file), "--output", str(tmp_path)]) == 0
+
+
+def test_the_table_beside_cpp_tells_what_pytorch_costs():
+    program = load_program("bench/compare.py")
+    fields = {"forward_idle_ms": 2.0, "backward_ms": 100.0}
+    cpp = benchmark_record(called_from="C++", forward_ms=2.0, **fields)
+    ours = benchmark_record(called_from="PyTorch", forward_ms=2.0599, forward_idle_ms=2.0601, backward_ms=102.0)
+    slower = benchmark_record(called_from="PyTorch", shape="qwen3-235b", forward_ms=1.0, **fields)
+    lines = program.table_beside_cpp([cpp, ours, slower, benchmark_record(layer="torchtitan")]).splitlines()
+    assert [line.split()[3:] for line in lines[1:]] == [
+        ["forward", "2.000", "2.060", "60", "3.0%", "within"],
+        ["from", "idle", "2.000", "2.060", "60", "3.0%", "more"],
+        ["backward", "100.000", "102.000", "2000", "2.0%", "within"],
+    ]
+
+
+def test_a_cpp_program_that_fails_is_named(tmp_path):
+    program = load_program("bench/compare.py")
+    options = program.parse(["--device", "cpu", "--cpp", str(write_bench(tmp_path, failing="sequential"))])
+    with pytest.raises(RuntimeError, match="--overlap off .* ended with 1: no such device"):
+        program.records_of_cpp(options, 2)
+
+
+def test_no_more_passes_are_timed_where_both_halves_agree(monkeypatch):
+    program = load_program("bench/compare.py")
+    assert program.is_steady([(1.0, 5.0), (9.0, 5.0), (1.0, 5.0)] * 2)
+    assert not program.is_steady([(1.0, 5.0), (1.0, 5.0), (1.0, 5.1), (1.0, 5.1)])
+    assert not program.is_steady([(1.0, 5.0)] * 2)
+
+    class Clock:
+        """Every pass takes what is next in `lengths`."""
+
+        def __init__(self, device):
+            self.meet, self.wait, self.mark = (lambda ahead: None), (lambda: None), (lambda: None)
+            self.ms = lambda begin, end: next(lengths)
+
+    monkeypatch.setattr(program, "Clock", Clock)
+    monkeypatch.setattr(program, "slowest", lambda samples, device: samples)
+    monkeypatch.setattr(program, "PAUSE_S", 0)
+    options = program.parse(["--device", "cpu", "--runs", "8", "--warmups", "1"])
+    for value, num_passes in ((lambda index: 50.0, 4), (lambda index: 50.0 + index, 8)):
+        lengths = map(value, itertools.count())
+        assert len(program.time_passes(lambda mark: [mark(), mark()], options, "cpu")) == num_passes
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("--shapes other", "--shapes: other is not one of tiny, qwen3-30b"),
+        ("--layers megamoe,other", "--layers: other is not one of megamoe, grouped_mm"),
+        ("--paths other", "--paths: other is not one of fused, sequential"),
+        ("--modes other", "--modes: other is not one of saved, recompute"),
+        ("--cpp /nowhere/megamoe", "--cpp: /nowhere/megamoe is not a program"),
+    ],
+)
+def test_the_comparison_refuses_options_by_name(arguments, message, capsys):
+    with pytest.raises(SystemExit) as end:
+        load_program("bench/compare.py").parse(arguments.split())
+    assert end.value.code == 2 and f"error: {message}" in capsys.readouterr().err
 
 
 def test_layers_that_differ_are_not_compared():
     program = load_program("bench/compare.py")
-    with pytest.raises(SystemExit):
-        program.parse(["--shapes", "other"])
     leaf = torch.ones(4, 4, requires_grad=True)
 
     class Problem:
@@ -362,6 +454,7 @@ def test_training_steps_are_compared(tmp_path, alone_in_a_group):
         ("--shapes small:x", "--shapes: 'small:x' is not SHAPE:LAYERS"),
         ("--shapes small:1,large:2", "--shapes: large is not one of small, qwen3-30b, qwen3-235b"),
         ("--shapes small:0", "--shapes: 'small:0' has less than one layer"),
+        ("--shapes small:fit", "--shapes: what fits is told on CUDA devices alone"),
         ("--experts megamoe,none", "--experts: none is not one of torchtitan, megamoe, grouped_mm"),
         ("--sequence 1", "--sequence: 1 is less than 2"),
         ("--sequences 0", "--sequences: 0 is less than 1"),
@@ -376,6 +469,24 @@ def test_the_comparison_of_steps_refuses_options_by_name(arguments, message, mon
     with pytest.raises(SystemExit) as end:
         load_program("bench/train_step.py").parse(f"--device cpu --text {ROOT / 'LICENSE'} {arguments}".split())
     assert end.value.code == 2 and f"error: argument {message}" in capsys.readouterr().err
+
+
+def test_as_many_layers_as_fit_are_told_from_few(monkeypatch, alone_in_a_group, capsys):
+    program = load_program("bench/train_step.py")
+    gib = 2**30
+    assert program.layers_that_fit([10 * gib, 16 * gib], 100 * gib) == 1 + 28  # 85 GiB are left, 3 a layer
+    assert program.layers_that_fit([10 * gib, 16 * gib], 9 * gib) == 1
+    taken = []  # (layers, experts, steps)
+    monkeypatch.setattr(program, "measure", lambda _, shape, *of: taken.append((*of[:2], of[2].steps)))
+    sizes = {"torchtitan": (8, 5), "megamoe": (10, 3)}  # GiB of everything and of a layer
+    monkeypatch.setattr(
+        program, "used_bytes", lambda: (sizes[taken[-1][1]][0] + taken[-1][0] * sizes[taken[-1][1]][1]) * gib
+    )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 100 * gib))
+    options = program.parse(["--device", "cpu", "--shapes", "small:1", "--text", str(ROOT / "LICENSE")])
+    assert program.most_layers(None, "small", options) == 17  # 95 - 8 over 5
+    assert taken == [(1, "torchtitan", 1), (3, "torchtitan", 1), (1, "megamoe", 1), (3, "megamoe", 1)]
+    assert "{'torchtitan': 17, 'megamoe': 28} on rank 0, 17 are taken" in capsys.readouterr().out
 
 
 def train_on_rank(rank, folder):
@@ -425,6 +536,26 @@ def test_ranks_resume_from_the_newest_step_that_all_have(tmp_path):
         assert "no step that all ranks have: rank 0 of 2 has [2]; rank 1 of 2 has [4]" in refusal
     with pytest.raises(SystemExit, match="rank 0 of 1 has none"):
         resume_on_rank(0, tmp_path)
+
+
+def train_whole_and_in_part(rank, folder, device, resumes):
+    """The losses of six steps and of the first three of them, which leave a checkpoint; or of those after it."""
+    torch.set_default_device(None)  # the example says where its tensors are
+    module = load_program("examples/train_qwen3_moe.py")
+    module.be_deterministic()
+    checkpoint = ["--checkpoint", folder / "checkpoint"]
+    ways = [["--steps", 6, *checkpoint, "--resume"]] if resumes else [["--steps", 6], ["--steps", 3, *checkpoint]]
+    return [losses(train(folder, *way, "--device", device, module=module)) for way in ways]
+
+
+def test_ranks_resume_with_the_bits_of_an_unbroken_run(tmp_path, device_of_ranks):
+    (tmp_path / "text").write_bytes((ROOT / "LICENSE").read_bytes())
+    before = run_ranks(train_whole_and_in_part, 2, tmp_path, tmp_path, device_of_ranks, False, device=device_of_ranks)
+    (tmp_path / "rendezvous").unlink(missing_ok=True)
+    after = run_ranks(train_whole_and_in_part, 2, tmp_path, tmp_path, device_of_ranks, True, device=device_of_ranks)
+    (whole, first), (rest,) = before[0], after[0]
+    assert first + rest == whole and len(whole) == 6 and whole[-1] < whole[0]
+    assert (before[1], after[1]) == (before[0], after[0])
 
 
 # ---- Wheel -----------------------------------------------------------------------------------------------
