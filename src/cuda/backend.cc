@@ -389,9 +389,9 @@ void CudaBackend::gradients_one_after_the_other(std::byte* plan, const BackwardI
                                                 const products::LaunchOptions& launch) {
   const auto gradients = gradient_jobs(output.experts);
   memory_.stages.start("weight_gradients", launch.stream);
-  products::multiply_weight_gradients(all_rows(plan),
-                                      std::span(gradients).first(num_gradient_jobs()),
-                                      gradient_mode(), launch, &view_.control()->call_failed);
+  products::multiply_weight_gradients(
+      all_rows(plan), std::span(gradients).first(num_gradient_jobs()), gradient_mode(), launch,
+      &view_.control()->call_failed, view_.num_tiles_taken(device::ProductKind::weight_gradients));
   // They have read x: dx takes its place.
   memory_.stages.start("dx", launch.stream);
   products::multiply_dx(all_rows(plan), rows_.dg_CI, rows_.du_CI, input.experts.gate,

@@ -345,8 +345,9 @@ void CudaBackend::enqueue_backward_over_hosts(const CudaCallState& state,
     const std::span<const products::WeightGradient> gradients(jobs.data(), num_gradient_jobs());
     const auto multiply = [&](std::span<const products::WeightGradient> some) {
       memory_.stages.start("weight_gradients", stream);
-      products::multiply_weight_gradients(rows, some, gradient_mode(), launch,
-                                          &view_.control()->call_failed);
+      products::multiply_weight_gradients(
+          rows, some, gradient_mode(), launch, &view_.control()->call_failed,
+          view_.num_tiles_taken(device::ProductKind::weight_gradients));
     };
     // The first has read dy: dx takes its place, and travels beside the others.
     multiply(gradients.first(1));

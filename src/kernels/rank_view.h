@@ -31,7 +31,7 @@ struct RankView {
     return scratch_layout.control.in(scratch);
   }
 
-  /// Of overlapping products: how many of a product's tiles clusters have taken.
+  /// How many of a product's tiles clusters have taken, where they take them from a counter.
   [[nodiscard]] MEGAMOE_HOST_DEVICE std::uint32_t* num_tiles_taken(
       device::ProductKind product) const {
     return scratch_layout.num_tiles_taken.in(scratch) + static_cast<int>(product);

@@ -40,6 +40,12 @@ struct ProductCase {
   ProductWork work;
 };
 
+/// As the layer launches them: tiles from a counter.
+inline void launch_gradients(ProductData& d, const std::vector<products::WeightGradient>& jobs,
+                             products::GradientMode mode, const products::LaunchOptions& options) {
+  multiply_weight_gradients(d.rows(), jobs, mode, options, nullptr, d.num_tiles_taken.data());
+}
+
 inline std::vector<ProductCase> product_cases() {
   using products::LaunchOptions;
   using products::Sharing;
@@ -132,8 +138,7 @@ inline std::vector<ProductCase> product_cases() {
        kBf16Tolerance,
        all,
        [](ProductData& d, const LaunchOptions& options) {
-         multiply_weight_gradients(d.rows(), d.gradient_jobs(), products::GradientMode::store,
-                                   options);
+         launch_gradients(d, d.gradient_jobs(), products::GradientMode::store, options);
        },
        [](ProductData& d) { return sampled_gradient_error(d, d.gradients.data(), 0.0); },
        {3, 2, 3, 6}},
@@ -141,8 +146,8 @@ inline std::vector<ProductCase> product_cases() {
        kFp32Tolerance,
        all,
        [](ProductData& d, const LaunchOptions& options) {
-         multiply_weight_gradients(d.rows(), d.gradient_jobs(d.main_gradients()),
-                                   products::GradientMode::store, options);
+         launch_gradients(d, d.gradient_jobs(d.main_gradients()), products::GradientMode::store,
+                          options);
        },
        [](ProductData& d) { return sampled_gradient_error(d, d.main_gradients(), 0.0); },
        {3, 2, 3, 12}},
@@ -150,8 +155,8 @@ inline std::vector<ProductCase> product_cases() {
        kFp32Tolerance,
        all,
        [](ProductData& d, const LaunchOptions& options) {
-         multiply_weight_gradients(d.rows(), d.gradient_jobs(d.main_gradients()),
-                                   products::GradientMode::accumulate, options);
+         launch_gradients(d, d.gradient_jobs(d.main_gradients()),
+                          products::GradientMode::accumulate, options);
        },
        [](ProductData& d) { return sampled_gradient_error(d, d.main_gradients(), 3.0); },
        {3, 2, 3, 24}},

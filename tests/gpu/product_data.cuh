@@ -38,7 +38,8 @@ struct ProductData {
         du_out_NI(capacity * intermediate),
         row_weights(capacity),
         dw_segments(capacity * (intermediate / 64)),
-        gradients((with_gradients ? 3 : 0) * gate_eIH.size()) {
+        gradients((with_gradients ? 3 : 0) * gate_eIH.size()),
+        num_tiles_taken(1) {
     begin.upload(begins);
     count.upload(counts);
     fill_random(x_NH, 1, 1.0F);
@@ -87,6 +88,7 @@ struct ProductData {
     du_out_NI.poison();
     dw_segments.poison();
     gradients.poison();
+    num_tiles_taken.poison();
     if (main_grad != nullptr) reset_main_gradients();
   }
 
@@ -168,6 +170,7 @@ struct ProductData {
   DeviceBuffer<float> row_weights;
   DeviceBuffer<float> dw_segments;
   DeviceBuffer<bf16> gradients;
+  DeviceBuffer<std::uint32_t> num_tiles_taken;
   std::unique_ptr<DeviceBuffer<float>> main_grad;  ///< allocated by the first product that needs it
 };
 

@@ -138,3 +138,13 @@ def used_mib(device_type):
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return (total - free) / 2**20
+
+
+def least_growth_mib(device_type, run, num_runs=3):
+    """What the run leaves behind. Other processes may take memory of a device meanwhile, but hardly during each of several runs, as a leak does."""
+    growths = []
+    for _ in range(num_runs):
+        before = used_mib(device_type)
+        run()
+        growths.append(used_mib(device_type) - before)
+    return min(growths)

@@ -110,8 +110,11 @@ enum class GradientMode {
 /// All gradients, of one dtype, in one launch; nothing is written where `*cancelled` (device
 /// memory, may be null) is not 0. Operand rows from an expert's last row to the next multiple of 16
 /// must be zero. An expert without rows gets exact zeros, or, accumulating, stays as it was.
+/// Clusters take tiles from the counter `*num_tiles_taken` (device memory, set to 0 by this call),
+/// or, where it is null, in turn.
 void multiply_weight_gradients(const GroupedRows& rows, std::span<const WeightGradient> gradients,
                                GradientMode mode, const LaunchOptions& options,
-                               const std::uint32_t* cancelled = nullptr);
+                               const std::uint32_t* cancelled = nullptr,
+                               std::uint32_t* num_tiles_taken = nullptr);
 
 }  // namespace megamoe::products

@@ -2,6 +2,7 @@
 // launches.
 #include <string>
 
+#include "device/cuda_check.h"
 #include "kernels/products/entries.h"
 #include "kernels/products/host_checks.h"
 #include "kernels/products/host_maps.h"
@@ -123,9 +124,14 @@ WeightGradientLaunch describe_weight_gradients(const GroupedRows& rows,
 
 void multiply_weight_gradients(const GroupedRows& rows, std::span<const WeightGradient> gradients,
                                GradientMode mode, const LaunchOptions& options,
-                               const std::uint32_t* cancelled) {
+                               const std::uint32_t* cancelled, std::uint32_t* num_tiles_taken) {
   WeightGradientLaunch launch =
       describe_weight_gradients(rows, gradients, mode, options, cancelled);
+  if (num_tiles_taken != nullptr) {
+    launch.params.num_tiles_taken = num_tiles_taken;
+    cuda::check(cudaMemsetAsync(num_tiles_taken, 0, sizeof(*num_tiles_taken), options.stream),
+                "cudaMemsetAsync of the counter of tiles");
+  }
   const bool shares_rows = launch.sharing == Sharing::rows;
   const void* kernel = nullptr;
   if (launch.type == GradientType::bf16) {
