@@ -12,6 +12,13 @@ namespace {
 
 using cuda::check;
 
+/// A hang is to be reported with what was awaited.
+RunOptions options_of_tests() {
+  RunOptions options = options_beside_dx();
+  options.deadline_s = 10.0;
+  return options;
+}
+
 /// One rank's layer in a workspace full of NaN, and calls of it.
 struct RankOfSteps {
   RankOfSteps(const Problem& problem, const RunOptions& options, Communicator& group)
@@ -87,8 +94,8 @@ void expect_replays_add_as_calls(int num_ranks) {
   run_ranks(num_ranks, [&](Communicator& threads) {
     const BackendGroup group(threads, {});
     const LayerTensors wanted =
-        one_after_the_other(problem, options_beside_dx(), group.get(), kNumSteps);
-    RankOfSteps rank(problem, options_beside_dx(), group.get());
+        one_after_the_other(problem, options_of_tests(), group.get(), kNumSteps);
+    RankOfSteps rank(problem, options_of_tests(), group.get());
     const cuda::CurrentDevice current(cuda_device_of(threads.rank(), threads.size()));
     rank.step();  // makes the context that the graph will hold
     rank.layer.check(rank.calls.stream());
@@ -115,8 +122,8 @@ TEST(CudaBesideDx, TwoThousandStepsGiveEqualBits) {
   run_ranks(2, [&](Communicator& threads) {
     const BackendGroup group(threads, {});
     const LayerTensors wanted =
-        one_after_the_other(problem, options_beside_dx(), group.get(), /*num_steps=*/1);
-    RankOfSteps rank(problem, options_beside_dx(), group.get());
+        one_after_the_other(problem, options_of_tests(), group.get(), /*num_steps=*/1);
+    RankOfSteps rank(problem, options_of_tests(), group.get());
     for (int step = 0; step < 2000; ++step) {
       rank.calls.reset();
       rank.step();

@@ -138,6 +138,7 @@ TEST(CudaCase24TwoLayers, OnTwoStreamsHaveTheBitsOfOneByOne) {
         RunOptions options;
         options.overlap = overlap;
         options.memory_mode = mode;
+        options.deadline_s = 10.0;
         expect_bits_of_one_by_one(spec_with_tokens(tokens), options);
       }
     }
@@ -147,7 +148,9 @@ TEST(CudaCase24TwoLayers, OnTwoStreamsHaveTheBitsOfOneByOne) {
 TEST(CudaCase24TwoLayers, WithGradientsBesideDxHaveTheBitsOfOneByOne) {
   for (const int num_ranks : {1, 2}) {
     SCOPED_TRACE(testing::Message() << num_ranks << " ranks");
-    expect_bits_of_one_by_one(spec_beside_dx(num_ranks), options_beside_dx());
+    RunOptions options = options_beside_dx();
+    options.deadline_s = 10.0;
+    expect_bits_of_one_by_one(spec_beside_dx(num_ranks), options);
   }
 }
 
