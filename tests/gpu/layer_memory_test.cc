@@ -48,7 +48,10 @@ TEST(CudaHeaps, OfTwoRanksComeAndGoWithoutALeak) {
     const auto group = make_cuda_communicator(threads, threads.rank());
     double before = 0.0;
     for (int heap = 0; heap < 2 * kHeaps; ++heap) {
-      if (heap == kHeaps) before = free_bytes(threads.rank());
+      if (heap == kHeaps) {
+        group->barrier("the peer has let go of this rank's heaps", 60);
+        before = free_bytes(threads.rank());
+      }
       Workspace workspace(config, *group);
       const MoeLayer layer(config, *group, workspace);
     }
