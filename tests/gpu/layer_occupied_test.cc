@@ -5,6 +5,7 @@
 #include <optional>
 #include <thread>
 
+#include "gpu/beside_dx.h"
 #include "gpu/held_multiprocessors.h"
 #include "gpu/layer_device.h"
 #include "verify/device_copies.h"
@@ -48,6 +49,7 @@ struct Occupation {
   int num_ranks;
   Overlap overlap;
   MemoryMode memory_mode;
+  WeightGradientMode gradients = WeightGradientMode::store_bf16;
 };
 
 class Case28HeldMultiprocessors : public ::testing::TestWithParam<Occupation> {};
@@ -55,19 +57,24 @@ class Case28HeldMultiprocessors : public ::testing::TestWithParam<Occupation> {}
 TEST_P(Case28HeldMultiprocessors, DoNotKeepTheLayerFromItsEnd) {
   const Occupation& of = GetParam();
   ProblemSpec spec = spec_with_tokens(std::vector<std::int64_t>(of.num_ranks, 700));
+  spec.top_k = 4;
+  RunOptions options;
+  if (of.gradients == WeightGradientMode::accumulate_fp32) {
+    spec = spec_beside_dx(of.num_ranks);
+    options = options_beside_dx();
+  }
   spec.hidden_dim = 512;
   spec.intermediate_dim = 256;
-  spec.top_k = 4;
   const Problem problem = make_problem(spec);
-  RunOptions options;
   options.overlap = of.overlap;
   options.memory_mode = of.memory_mode;
   options.deadline_s = 5.0;
   run_sessions(problem, options, [&](RankSession& session, Communicator& group) {
     const auto step = [&] {
-      const CallContext context = session.forward();
-      session.backward(context);
-      return session.tensors();
+      RankData data(problem, options, group.rank());  // gradients are added to new ones
+      const CallContext context = data.forward(session.layer());
+      data.backward(session.layer(), context);
+      return data.tensors();
     };
     const LayerTensors wanted = step();
     const int device = cuda_device_of(group.rank(), group.size());
@@ -90,7 +97,11 @@ INSTANTIATE_TEST_SUITE_P(Ways, Case28HeldMultiprocessors,
                                            Occupation{1, Overlap::off, MemoryMode::recompute},
                                            Occupation{2, Overlap::on, MemoryMode::recompute},
                                            Occupation{2, Overlap::on, MemoryMode::saved},
-                                           Occupation{2, Overlap::off, MemoryMode::saved}));
+                                           Occupation{2, Overlap::off, MemoryMode::saved},
+                                           Occupation{1, Overlap::on, MemoryMode::saved,
+                                                      WeightGradientMode::accumulate_fp32},
+                                           Occupation{2, Overlap::on, MemoryMode::saved,
+                                                      WeightGradientMode::accumulate_fp32}));
 
 }  // namespace
 }  // namespace megamoe::verify
