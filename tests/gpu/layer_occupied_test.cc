@@ -1,49 +1,14 @@
 // Case 28: kernels of other streams hold multiprocessors while the layer runs.
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <optional>
-#include <thread>
 
 #include "gpu/beside_dx.h"
 #include "gpu/held_multiprocessors.h"
 #include "gpu/layer_device.h"
-#include "verify/device_copies.h"
 
 namespace megamoe::verify {
 namespace {
-
-using cuda::check;
-
-/// Holds multiprocessors of the current device for a scope.
-class Held {
- public:
-  explicit Held(int count) {
-    check(cudaHostAlloc(reinterpret_cast<void**>(&release_), sizeof(int), cudaHostAllocPortable),
-          "a flag");
-    *release_ = 0;
-    check(megamoe::testing::hold_multiprocessors(count, release_, stream_.get()), "holding");
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // until it runs
-  }
-  Held(const Held&) = delete;
-  Held& operator=(const Held&) = delete;
-  ~Held() {
-    EXPECT_EQ(cudaStreamQuery(stream_.get()), cudaErrorNotReady) << "nothing was held";
-    *const_cast<volatile int*>(release_) = 1;
-    cudaStreamSynchronize(stream_.get());
-    cudaFreeHost(release_);
-  }
-
- private:
-  TestStream stream_;
-  int* release_ = nullptr;
-};
-
-int multiprocessors_of(int device) {
-  int count = 0;
-  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "device");
-  return count;
-}
 
 struct Occupation {
   int num_ranks;
@@ -83,7 +48,7 @@ TEST_P(Case28HeldMultiprocessors, DoNotKeepTheLayerFromItsEnd) {
     const bool holds = group.rank() == 0 || num_cuda_devices() >= group.size();
     // Ranks hold different numbers. A product needs two neighbours: a few more must be left.
     for (const int held : {all - 20, all / 2}) {
-      std::optional<Held> kernel;
+      std::optional<HeldMultiprocessors> kernel;
       if (holds) kernel.emplace(held - 4 * group.rank());
       group.barrier("multiprocessors are held", 60);
       EXPECT_EQ(differing_tensors(step(), wanted), "") << held << " held";
