@@ -8,6 +8,7 @@
 
 #include "comm/relay_layout.h"
 #include "hosts_cases.h"
+#include "hosts_scripts.h"
 #include "layer/workspace.h"
 #include "layer_fixture.h"
 #include "network_fixture.h"
@@ -68,15 +69,57 @@ TEST_P(Hosts, ProcessesGiveTheBitsOfOneHost) {
   }));
 }
 
-TEST_P(Hosts, ContextsInAnyOrderAndPoisonedMemory) {
+TEST_P(Hosts, ThreadsGiveTheBitsOfOneRankInAnyOrderOfCalls) {
   const Layout layout = GetParam();
-  const Problem problem = make_problem(spec_of(tokens(layout.num_ranks(), {12, 5, 0, 9})));
-  RunOptions options;
-  options.num_hosts = 1;
-  const LayerTensors one_host = run_layer(problem, options);
-  options.num_hosts = layout.num_hosts;
-  const LayerTensors hosts = run_contexts_in_any_order(problem, options);
-  EXPECT_EQ(differing_tensors(hosts, one_host), "");
+  for (const Script& script : all_scripts()) {
+    SCOPED_TRACE(script.name);
+    const std::vector<Problem> problems = script.problems(layout.num_ranks());
+    const std::vector<LayerTensors> one_rank = script_on_one_rank(script, problems);
+    std::vector<std::vector<LayerTensors>> tensors_R(layout.num_ranks());
+    run_ranks(even_topology(layout.num_hosts, layout.ranks_per_host), [&](Communicator& threads) {
+      tensors_R[threads.rank()] = run_script(script, problems, script.options, threads);
+    });
+    for (std::size_t i = 0; i < problems.size(); ++i) {
+      std::vector<LayerTensors> of_problem_R;
+      for (const auto& tensors : tensors_R) of_problem_R.push_back(tensors[i]);
+      EXPECT_EQ(differing_tensors(concatenate(of_problem_R), one_rank[i]), "") << "problem " << i;
+    }
+  }
+}
+
+TEST_P(Hosts, ProcessesGiveTheBitsOfOneRankInAnyOrderOfCalls) {
+  const Layout layout = GetParam();
+  const std::vector<Script> scripts = all_scripts();
+  std::vector<std::vector<Problem>> problems;
+  std::vector<std::vector<LayerTensors>> one_rank;
+  for (const Script& script : scripts) {
+    problems.push_back(script.problems(layout.num_ranks()));
+    one_rank.push_back(script_on_one_rank(script, problems.back()));
+  }
+  const Topology topology = even_topology(layout.num_hosts, layout.ranks_per_host);
+  expect_all_succeed(run_network_processes(topology, 60.0, [&](Communicator& group) {
+    for (std::size_t i = 0; i < scripts.size(); ++i) {
+      const auto tensors = run_script(scripts[i], problems[i], scripts[i].options, group);
+      for (std::size_t j = 0; j < tensors.size(); ++j) {
+        const LayerTensors expected = part_of(one_rank[i][j], problems[i][j].spec, group.rank());
+        const std::string different = differing_tensors(tensors[j], expected);
+        expect(different.empty(), (scripts[i].name + ": " + different).c_str());
+      }
+    }
+    group.barrier("the end", 60.0);
+  }));
+}
+
+TEST_P(Hosts, ProcessesRefuseWhatIsWrongAndStayUsable) {
+  const Layout layout = GetParam();
+  const Topology topology = even_topology(layout.num_hosts, layout.ranks_per_host);
+  expect_all_succeed(run_network_processes(topology, 60.0, [&](Communicator& group) {
+    for (const Refusal& refusal : kRefusals) {
+      const std::string wrong = refusal.run({group, {}});
+      expect(wrong.empty(), (refusal.name + (": " + wrong)).c_str());
+    }
+    group.barrier("the end", 60.0);
+  }));
 }
 
 TEST_P(Hosts, TheSameStepAgainAndAgain) {
@@ -110,43 +153,6 @@ TEST(HostsWorkspace, IsAsLargeAsStated) {
   const WorkspaceBytes one_host = workspace_bytes(config, 4);
   EXPECT_EQ(workspace_bytes(config, Topology(4)).total(), one_host.total());
   EXPECT_EQ(workspace_bytes(config, even_topology(4, 1)).symmetric, 4 * one_host.symmetric);
-}
-
-TEST(HostsFailure, BadIdsAndCapacityAreErrorsOnEveryHostAndLeaveTheLayerUsable) {
-  const Problem good = make_problem(spec_of({6, 6, 6, 6}));
-  Problem bad = good;
-  bad.expert_ids_TK[3 * 6 * 3 + 4] = 16;  // rank 3, token 1, slot 1
-  RunOptions options;
-  options.num_hosts = 2;
-  const LayerTensors clean = run_layer(good, options);
-  const LayerTensors after =
-      run_sessions(good, options, [&](RankSession& session, Communicator& group) {
-        RankData data(bad, options, group.rank());
-        const std::string prefix = group.rank() == 3 ? "expert_ids[1, 1]" : "rank 3: expert_ids[1";
-        expect_error(ErrorCode::expert_id_out_of_range, {prefix},
-                     [&] { data.forward(session.layer()); });
-        session.backward(session.forward());
-      });
-  EXPECT_EQ(differing_tensors(after, clean), "");
-
-  options.row_capacity = 10;
-  run_sessions(good, options, [&](RankSession& session, Communicator&) {
-    expect_error(ErrorCode::capacity_exceeded, {"its capacity is 10"}, [&] { session.forward(); });
-    expect_error(ErrorCode::capacity_exceeded, {"its capacity is 10"}, [&] { session.forward(); });
-  });
-}
-
-TEST(HostsFailure, DifferentCallsAreRefusedAndTheGroupStaysUsable) {
-  const Problem problem = make_problem(spec_of({6, 6, 6, 6}));
-  RunOptions options;
-  options.num_hosts = 2;
-  run_sessions(problem, options, [&](RankSession& session, Communicator& group) {
-    const CallContext context = session.forward();
-    expect_error(ErrorCode::config_mismatch, {"different calls", "rank 3"}, [&] {
-      group.rank() == 3 ? session.backward(context) : static_cast<void>(session.forward());
-    });
-    session.backward(session.forward());
-  });
 }
 
 TEST(HostsFailure, AProcessThatIsKilledInTrainingIsNamedOnEveryHost) {

@@ -10,6 +10,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -17,6 +18,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "bench/cuda_bursts.h"
@@ -33,6 +35,7 @@
 #include "megamoe/cuda.h"
 #include "megamoe/megamoe.h"
 #include "megamoe/network.h"
+#include "sizes.h"
 #include "verify/device_copies.h"
 
 namespace megamoe::bench {
@@ -52,7 +55,9 @@ struct Options {
   std::int32_t top_k = 8;
   std::vector<int> groups = {2, 4, 8};
   std::vector<int> ctas = {8};
+  std::vector<std::int64_t> sizes_tokens;  ///< of which exact and padded messages are compared
   int num_repeats = 7;
+  int pause_ms = static_cast<int>(kBurstPause.count());  ///< before each timed pass
   std::string json_path;
   std::string trace_path;
   std::string command;  ///< that started the benchmark
@@ -163,6 +168,50 @@ double time_messages(Communicator& group, cuda::HostLink& link, int device, int 
   return bytes_per_s;
 }
 
+// ---- Exact or padded messages ----------------------------------------------------------------
+
+void compare_sizes(const Options& options, Communicator& group, int device, int num_ctas,
+                   const Machine& machine, Json& records) {
+  auto& link = *dynamic_cast<cuda::OrderedCommunicator&>(group).hosts().link;
+  for (const std::int64_t num_tokens : options.sizes_tokens) {
+    for (const Routing routing : {Routing::uniform, Routing::zipf, Routing::one_expert}) {
+      MoeShape shape = shape_of(options);
+      shape.max_tokens = num_tokens;
+      const SizesTimes times =
+          time_sizes(group, link, device, shape,
+                     routing_ids(routing, shape, num_tokens, group.size(), /*seed=*/1));
+      if (group.rank() == 0) {
+        std::printf(
+            "transfers of a step, %lld tokens, %s: exact %.3f ms (%.1f MB; %.3f ms until sizes are "
+            "known), padded %.3f ms (%.1f MB), to 1.25 of the mean %.3f ms (%.1f MB, %s)\n",
+            static_cast<long long>(num_tokens), to_string(routing), times.exact.ms,
+            1e-6 * static_cast<double>(times.exact.bytes), times.agree_ms, times.padded.ms,
+            1e-6 * static_cast<double>(times.padded.bytes), times.padded_to_mean.ms,
+            1e-6 * static_cast<double>(times.padded_to_mean.bytes),
+            times.fits ? "fits" : "does not fit");
+        std::fflush(stdout);
+      }
+      append(records,
+             {{"benchmark", "sizes of messages"},
+              {"network_ctas", num_ctas},
+              {"hidden_dim", options.hidden_dim},
+              {"num_experts", options.num_experts},
+              {"top_k", options.top_k},
+              {"tokens_per_rank", num_tokens},
+              {"routing", to_string(routing)},
+              {"agree_ms", times.agree_ms},
+              {"exact_ms", times.exact.ms},
+              {"exact_bytes", times.exact.bytes},
+              {"padded_ms", times.padded.ms},
+              {"padded_bytes", times.padded.bytes},
+              {"padded_to_mean_ms", times.padded_to_mean.ms},
+              {"padded_to_mean_bytes", times.padded_to_mean.bytes},
+              {"padded_to_mean_fits", times.fits}},
+             machine);
+    }
+  }
+}
+
 // ---- The layer -------------------------------------------------------------------------------
 
 /// Of one pass, where its time went.
@@ -212,6 +261,7 @@ struct Pass {
 };
 
 struct LayerTimes {
+  int num_groups = 1;
   Spans forward;
   Spans backward;
   [[nodiscard]] Spans step() const {
@@ -250,18 +300,27 @@ LayerTimes time_layer(const Options& options, Communicator& group, int device, O
   std::vector<Spans> forward;
   std::vector<Spans> backward;
   constexpr int kWarmUps = 2;
-  for (int i = -kWarmUps; i < options.num_repeats; ++i) {
+  // A chip lowers its clock within tens of milliseconds of full load. Without overlap it rests
+  // while rows travel; with overlap it does not. So that both begin alike, it rests before each
+  // pass.
+  const auto rest = [&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(options.pause_ms));
     group.barrier("a timed pass", kDeadlineS);
+  };
+  for (int i = -kWarmUps; i < options.num_repeats; ++i) {
+    rest();
     const CallContext call =
         layer.forward(tensors.forward_input(), tensors.forward_output(), {stream.get()});
     times.last_forward = take();
-    group.barrier("a timed pass", kDeadlineS);
+    rest();
     layer.backward(call, tensors.backward_input(), tensors.backward_output(), {stream.get()});
     times.last_backward = take();
     if (i < 0) continue;
     forward.push_back(spans_of(times.last_forward.compute, times.last_forward.network));
     backward.push_back(spans_of(times.last_backward.compute, times.last_backward.network));
   }
+  times.num_groups = static_cast<int>(
+      std::ranges::count(times.last_forward.compute, "down", &StageClock::Stage::name));
   times.forward = median(forward);
   times.backward = median(backward);
   return times;
@@ -364,17 +423,20 @@ void run_rank(const Options& options, Communicator& hosts) {
     double bytes_per_s = 0.0;
     for (int i = -1; i < static_cast<int>(options.groups.size()); ++i) {
       const Overlap overlap = i < 0 ? Overlap::off : Overlap::on;
-      const int groups = i < 0 ? 1 : options.groups[i];
+      const int asked = i < 0 ? 1 : options.groups[i];
       const auto group =
-          make_cuda_communicator(hosts, device, {.network_groups = groups, .network_ctas = ctas});
+          make_cuda_communicator(hosts, device, {.network_groups = asked, .network_ctas = ctas});
       if (i < 0) {
         auto& link = *dynamic_cast<cuda::OrderedCommunicator&>(*group).hosts().link;
         bytes_per_s = time_messages(*group, link, device, ctas, machine, records);
+        compare_sizes(options, *group, device, ctas, machine, records);
       }
       const LayerTimes times = time_layer(options, *group, device, overlap);
       if (i < 0) alone = alone_of(times, bytes_per_s);
       if (!speaks) continue;
-      std::printf("  %d group%s, %d CTAs\n", groups, groups == 1 ? "" : "s", ctas);
+      const int groups = times.num_groups;
+      std::printf("  %d group%s%s, %d CTAs\n", groups, groups == 1 ? "" : "s",
+                  asked == 0 ? " by default" : "", ctas);
       print("forward", times.forward, alone.forward);
       print("backward", times.backward, alone.backward);
       print("step", times.step(), alone.step());
@@ -386,6 +448,8 @@ void run_rank(const Options& options, Communicator& hosts) {
                      {"mode", "recompute"},
                      {"overlap", i < 0 ? "off" : "on"},
                      {"groups", groups},
+                     {"groups_by_default", asked == 0},
+                     {"pause_ms", options.pause_ms},
                      {"network_ctas", ctas},
                      {"hidden_dim", options.hidden_dim},
                      {"intermediate_dim", options.intermediate_dim},
@@ -401,7 +465,8 @@ void run_rank(const Options& options, Communicator& hosts) {
                                       traffic.forward_bytes + traffic.backward_bytes)}};
       append(records, std::move(record), machine);
       if (options.trace_path.empty()) continue;
-      const std::string name = options.trace_path + "." + std::to_string(groups);
+      const std::string name =
+          options.trace_path + "." + std::to_string(groups) + (asked == 0 ? "d" : "");
       write_trace(name + ".forward.json", times.last_forward);
       write_trace(name + ".backward.json", times.last_backward);
     }
@@ -471,9 +536,12 @@ int main(int argc, char** argv) {
   app.add_option("--intermediate", options.intermediate_dim, "Intermediate size I");
   app.add_option("--experts", options.num_experts, "Experts E");
   app.add_option("--top-k", options.top_k, "Slots K of a token");
-  app.add_option("--groups", options.groups, "Groups of experts with overlap");
+  app.add_option("--groups", options.groups, "Groups of experts with overlap; 0: as by default");
   app.add_option("--ctas", options.ctas, "CTAs of a transfer");
+  app.add_option("--sizes", options.sizes_tokens,
+                 "Tokens of each rank for which exact and padded messages are compared");
   app.add_option("--repeats", options.num_repeats, "Timed passes");
+  app.add_option("--pause-ms", options.pause_ms, "Rest before each timed pass");
   app.add_option("--json", options.json_path, "Also write records to this file");
   app.add_option("--trace", options.trace_path,
                  "Write timelines of both streams to FILE.<groups>.{forward,backward}.json");

@@ -15,6 +15,7 @@ INTRODUCTION = """# Layers over two hosts: {hardware}
 Two processes of one machine with a GPU each stand in for hosts: they see each other by NCCL's sockets on the loopback
 interface alone ({network}). Uniform random routing. Medians, the slowest rank's.
 
+- Every timed pass begins after a rest, which is the same for all: a chip that computes without one lowers its clock.
 - *without*: the same pass with `Overlap::off`, where products and transfers take turns.
 - *products*: theirs and what moves rows inside the host, in that pass. *transfer*: the pass's bytes at the bandwidth of
   messages of 32 MB in the same run.
@@ -34,6 +35,10 @@ def is_layer(record):
     return record["benchmark"] == "layer over hosts"
 
 
+def is_comparison_of_sizes(record):
+    return record["benchmark"] == "sizes of messages"
+
+
 def table(head, rows):
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines) + "\n"
@@ -49,6 +54,29 @@ def message_table(records):
     return table(["CTAs", *(f"{size >> 10} KB each way" for size in sizes)], rows)
 
 
+SIZES = """
+## Exact or padded messages
+
+The transfers of a forward and a backward call by themselves, one group of experts, H = {hidden_dim}, E = {num_experts}, K = {top_k}, {network_ctas} CTAs.
+
+- *exact*: ranks count on the device, wait for the counts on the host, tell each other, and send what there is. *known*: until sizes are known, of it.
+- *padded*: nobody asks; every message holds what any routing can need. *to the mean*: a quarter more than uniform routing needs on average, where that was enough.
+
+"""
+
+
+def sizes_table(records):
+    rows = []
+    for record in records:
+        def cell(way):
+            return f"{record[f'{way}_ms']:.2f} ms, {record[f'{way}_bytes'] / 1e6:.1f} MB"
+
+        mean = cell("padded_to_mean") if record["padded_to_mean_fits"] else "too small"
+        times = [cell("exact"), f"{record['agree_ms']:.2f} ms", cell("padded"), mean]
+        rows.append([record["tokens_per_rank"], record["routing"], *times])
+    return table(["tokens a rank", "routing", "exact", "known", "padded", "to the mean"], rows)
+
+
 TIMES = ("ms", "off_ms", "compute_ms", "transfer_ms", "first_group_ms", "last_group_ms")
 
 
@@ -59,15 +87,16 @@ def layer_rows(record):
         longer = max(times["compute_ms"], times["transfer_ms"])
         asked = 1.10 * longer + times["first_group_ms"] + times["last_group_ms"]
         milliseconds = [f"{ms:.1f}" for ms in (*(times[of] for of in TIMES), asked)]
-        yield [record["network_ctas"], record["groups"], name, *milliseconds]
+        groups = f"{record['groups']} (default)" if record["groups_by_default"] else record["groups"]
+        yield [record["network_ctas"], groups, name, *milliseconds]
 
 
 def layer_tables(records):
     head = ["CTAs", "groups", "pass", "ms", "without", "products", "transfer", "first", "last", "asked"]
-    members = ("tokens_per_rank", "hidden_dim", "intermediate_dim", "num_experts", "top_k", "mode")
+    members = ("tokens_per_rank", "hidden_dim", "intermediate_dim", "num_experts", "top_k", "mode", "pause_ms")
     for shape in dict.fromkeys(tuple(record[member] for member in members) for record in records):
         rows = [row for record in records if tuple(record[m] for m in members) == shape for row in layer_rows(record)]
-        yield "\n## {} tokens a rank, H = {}, I = {}, E = {}, K = {}, {}\n\n".format(*shape) + table(head, rows)
+        yield "\n## {} tokens a rank, H = {}, I = {}, E = {}, K = {}, {}, {} ms of rest before a pass\n\n".format(*shape) + table(head, rows)
 
 
 def bench_table(records):
@@ -89,6 +118,7 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     records = [record for path in options.records for record in json.loads(path.read_text())]
     messages = [record for record in records if record.get("benchmark") and is_message(record)]
+    sizes = [record for record in records if record.get("benchmark") and is_comparison_of_sizes(record)]
     layers = [record for record in records if record.get("benchmark") and is_layer(record)]
     layers = [record for record in layers if record["overlap"] == "on"]
     layers.sort(key=lambda record: record["network_ctas"])
@@ -96,6 +126,8 @@ def main(arguments=None):
     first = messages[0]
     text = INTRODUCTION.format(**first | first["versions"])
     text += "\n## Messages between hosts\n\n" + message_table(messages)
+    if sizes:
+        text += SIZES.format(**sizes[0]) + sizes_table(sizes)
     text += "".join(layer_tables(layers))
     if benches:
         text += "\n## `megamoe bench --launched`\n\n" + bench_table(benches)

@@ -20,6 +20,7 @@ std::int32_t num_groups_of(const LayerConfig& config, const WorkspaceDims& dims,
       {.num_hosts = num_hosts,
        .num_tokens = dims.max_tokens,
        .top_k = dims.routing.top_k,
+       .experts_per_rank = dims.routing.experts_per_rank(),
        .row_bytes = dims.hidden_dim * static_cast<std::int64_t>(sizeof(bf16)),
        .bytes_per_s = connection.bytes_per_s},
       most);

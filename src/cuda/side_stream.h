@@ -13,25 +13,10 @@ class SideStream {
   /// of a stream that has CUDA's default priority.
   enum class Priority { before_others, as_others };
 
-  SideStream(int device, Priority priority) {
-    const CurrentDevice current(device);
-    int least = 0;
-    int greatest = 0;
-    check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream priorities");
-    check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking,
-                                       priority == Priority::before_others ? greatest : 0),
-          "a stream");
-    for (cudaEvent_t* event : {&forked_, &joined_}) {
-      check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreate");
-    }
-  }
+  SideStream(int device, Priority priority) : SideStream(CurrentDevice(device), priority) {}
   SideStream(const SideStream&) = delete;
   SideStream& operator=(const SideStream&) = delete;
-  ~SideStream() {
-    cudaEventDestroy(forked_);
-    cudaEventDestroy(joined_);
-    cudaStreamDestroy(stream_);
-  }
+  ~SideStream() { cudaStreamDestroy(stream_); }
 
   [[nodiscard]] cudaStream_t get() const { return stream_; }
 
@@ -49,21 +34,21 @@ class SideStream {
   class Fork {
    public:
     Fork(const SideStream& side, cudaStream_t stream) : side_(side), stream_(stream) {
-      check(cudaEventRecord(side.forked_, stream), "cudaEventRecord");
-      check(cudaStreamWaitEvent(side.stream_, side.forked_, 0), "cudaStreamWaitEvent");
+      check(cudaEventRecord(side.forked_.get(), stream), "cudaEventRecord");
+      check(cudaStreamWaitEvent(side.stream_, side.forked_.get(), 0), "cudaStreamWaitEvent");
     }
     Fork(const Fork&) = delete;
     Fork& operator=(const Fork&) = delete;
     ~Fork() {
       if (is_joined_) return;
-      cudaEventRecord(side_.joined_, side_.stream_);
-      cudaStreamWaitEvent(stream_, side_.joined_, 0);
+      cudaEventRecord(side_.joined_.get(), side_.stream_);
+      cudaStreamWaitEvent(stream_, side_.joined_.get(), 0);
     }
 
     [[nodiscard]] cudaStream_t stream() const { return side_.stream_; }
     void join() {
-      check(cudaEventRecord(side_.joined_, side_.stream_), "cudaEventRecord");
-      check(cudaStreamWaitEvent(stream_, side_.joined_, 0), "cudaStreamWaitEvent");
+      check(cudaEventRecord(side_.joined_.get(), side_.stream_), "cudaEventRecord");
+      check(cudaStreamWaitEvent(stream_, side_.joined_.get(), 0), "cudaStreamWaitEvent");
       is_joined_ = true;
     }
 
@@ -74,6 +59,15 @@ class SideStream {
   };
 
  private:
+  SideStream(const CurrentDevice& /*device*/, Priority priority) {
+    int least = 0;
+    int greatest = 0;
+    check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream priorities");
+    check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking,
+                                       priority == Priority::before_others ? greatest : 0),
+          "a stream");
+  }
+
   struct Capture {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     unsigned long long id = 0;
@@ -85,9 +79,9 @@ class SideStream {
     return capture;
   }
 
+  OwnedEvent forked_;
+  OwnedEvent joined_;
   cudaStream_t stream_ = nullptr;
-  cudaEvent_t forked_ = nullptr;
-  cudaEvent_t joined_ = nullptr;
 };
 
 }  // namespace megamoe::cuda

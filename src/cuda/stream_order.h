@@ -56,13 +56,9 @@ inline std::shared_ptr<const CapturingGraph> capturing_graph(cudaStream_t stream
 /// Within a stream capture nothing is recorded or awaited: who replays graphs orders them.
 class StreamOrder {
  public:
-  explicit StreamOrder(int device) {
-    const CurrentDevice current(device);
-    check(cudaEventCreateWithFlags(&last_call_, cudaEventDisableTiming), "cudaEventCreate");
-  }
+  explicit StreamOrder(int device) : StreamOrder(CurrentDevice(device)) {}
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
-  ~StreamOrder() { cudaEventDestroy(last_call_); }
 
   /// From before a call's first launch until after its last, also where one of them throws. Another
   /// thread's call is enqueued before all of it or after all of it.
@@ -73,13 +69,13 @@ class StreamOrder {
       if (is_captured_ || !order.has_call_) return;
       // On the stream of the last call, too: a handle does not tell that it is the same stream
       // (destroyed ones are handed out again, cudaStreamPerThread is another one on each thread).
-      check(cudaStreamWaitEvent(stream, order.last_call_, 0), "cudaStreamWaitEvent");
+      check(cudaStreamWaitEvent(stream, order.last_call_.get(), 0), "cudaStreamWaitEvent");
     }
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
     ~Turn() {
       if (is_captured_) return;
-      if (cudaEventRecord(order_.last_call_, stream_) == cudaSuccess) order_.has_call_ = true;
+      if (cudaEventRecord(order_.last_call_.get(), stream_) == cudaSuccess) order_.has_call_ = true;
     }
     [[nodiscard]] bool is_captured() const { return is_captured_; }
 
@@ -94,19 +90,21 @@ class StreamOrder {
   bool is_done() {
     const std::lock_guard lock(mutex_);
     if (!has_call_) return true;
-    const cudaError_t status = cudaEventQuery(last_call_);
+    const cudaError_t status = cudaEventQuery(last_call_.get());
     if (status == cudaErrorNotReady) return false;
     check(status, "the calls before");
     return true;
   }
   /// Waits for it. Nobody enqueues meanwhile.
   void synchronize() {
-    if (has_call_) cudaEventSynchronize(last_call_);
+    if (has_call_) cudaEventSynchronize(last_call_.get());
   }
 
  private:
+  explicit StreamOrder(const CurrentDevice& /*device*/) {}
+
   std::mutex mutex_;
-  cudaEvent_t last_call_ = nullptr;
+  OwnedEvent last_call_;
   bool has_call_ = false;
 };
 

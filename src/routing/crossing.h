@@ -13,6 +13,7 @@
 #include <span>
 
 #include "routing/plan.h"
+#include "schedule/expert_groups.h"
 
 namespace megamoe {
 
@@ -28,13 +29,15 @@ struct HostRouting {
   [[nodiscard]] MEGAMOE_HOST_DEVICE std::int32_t host_of_expert(std::int32_t expert) const {
     return dims.owner_of(expert) / ranks_per_host;
   }
+  [[nodiscard]] MEGAMOE_HOST_DEVICE schedule::ExpertGroups groups() const {
+    return {dims.experts_per_rank(), num_groups};
+  }
   /// The first of a rank's experts that belongs to `group`; e for group G.
   [[nodiscard]] MEGAMOE_HOST_DEVICE std::int32_t group_begin(std::int32_t group) const {
-    return group * dims.experts_per_rank() / num_groups;
+    return groups().begin(group);
   }
   [[nodiscard]] MEGAMOE_HOST_DEVICE std::int32_t group_of_expert(std::int32_t expert) const {
-    const std::int32_t local = expert % dims.experts_per_rank();
-    return ((local + 1) * num_groups - 1) / dims.experts_per_rank();
+    return groups().group_of(expert % dims.experts_per_rank());
   }
 };
 

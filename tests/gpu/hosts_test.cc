@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gpu/hosts_ways.h"
+#include "hosts_scripts.h"
 #include "megamoe/cuda.h"
 
 namespace megamoe::verify {
@@ -32,54 +33,38 @@ TEST_P(StandInHosts, GiveTheBitsOfOneHost) {
   }
 }
 
-TEST_P(StandInHosts, ContextsInAnyOrderAndPoisonedMemory) {
+TEST_P(StandInHosts, GiveTheBitsOfOneRankInAnyOrderOfCalls) {
   const Layout layout = GetParam();
-  const Problem problem = make_problem(spec_of(tokens(layout.num_ranks(), {12, 5, 0, 9})));
-  RunOptions options;
-  const LayerTensors one_rank = result_of_one_rank(problem, options);
-  options.num_hosts = layout.num_hosts;
-  const LayerTensors hosts = run_contexts_in_any_order(problem, options);
-  EXPECT_EQ(differing_tensors(hosts, one_rank), "");
+  for (const Script& script : all_scripts()) {
+    SCOPED_TRACE(script.name);
+    const std::vector<Problem> problems = script.problems(layout.num_ranks());
+    const std::vector<LayerTensors> one_rank = script_on_one_rank(script, problems);
+    std::vector<std::vector<LayerTensors>> tensors_R(layout.num_ranks());
+    run_ranks(even_topology(layout.num_hosts, layout.ranks_per_host), [&](Communicator& threads) {
+      const BackendGroup group(threads, script.options);
+      tensors_R[threads.rank()] = run_script(script, problems, script.options, group.get());
+    });
+    for (std::size_t i = 0; i < problems.size(); ++i) {
+      std::vector<LayerTensors> of_problem_R;
+      for (const auto& tensors : tensors_R) of_problem_R.push_back(tensors[i]);
+      EXPECT_EQ(differing_tensors(concatenate(of_problem_R), one_rank[i]), "") << "problem " << i;
+    }
+  }
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, StandInHosts, testing::ValuesIn(kLayouts),
-                         [](const auto& test) { return name_of(test.param); });
-
-TEST(StandInHostsFailure, BadIdsAndCapacityAreErrorsOnEveryHostAndLeaveTheLayerUsable) {
-  const Problem good = make_problem(spec_of({6, 6, 6, 6}));
-  Problem bad = good;
-  bad.expert_ids_TK[3 * 6 * 3 + 4] = 16;  // rank 3, token 1, slot 1
-  RunOptions options;
-  const LayerTensors clean = run_layer(good, options);
-  const LayerTensors after =
-      run_sessions(good, options, [&](RankSession& session, Communicator& group) {
-        RankData data(bad, options, group.rank());
-        const std::string prefix = group.rank() == 3 ? "expert_ids[1, 1]" : "rank 3: expert_ids[1";
-        expect_error(ErrorCode::expert_id_out_of_range, {prefix},
-                     [&] { data.forward(session.layer()); });
-        session.backward(session.forward());
-      });
-  EXPECT_EQ(differing_tensors(after, clean), "");
-
-  options.row_capacity = 10;
-  run_sessions(good, options, [&](RankSession& session, Communicator&) {
-    for (int i = 0; i < 2; ++i) {
-      expect_error(ErrorCode::capacity_exceeded, {"its capacity is 10"},
-                   [&] { session.forward(); });
+TEST_P(StandInHosts, RefuseWhatIsWrongAndStayUsable) {
+  const Layout layout = GetParam();
+  run_ranks(even_topology(layout.num_hosts, layout.ranks_per_host), [&](Communicator& threads) {
+    const RunOptions options;
+    const BackendGroup group(threads, options);
+    for (const Refusal& refusal : kRefusals) {
+      EXPECT_EQ(refusal.run({group.get(), options}), "") << refusal.name;
     }
   });
 }
 
-TEST(StandInHostsFailure, DifferentCallsAreRefusedAndTheGroupStaysUsable) {
-  const Problem problem = make_problem(spec_of({6, 6, 6, 6}));
-  run_sessions(problem, {}, [&](RankSession& session, Communicator& group) {
-    const CallContext context = session.forward();
-    expect_error(ErrorCode::config_mismatch, {"different calls", "rank 3"}, [&] {
-      group.rank() == 3 ? session.backward(context) : static_cast<void>(session.forward());
-    });
-    session.backward(session.forward());
-  });
-}
+INSTANTIATE_TEST_SUITE_P(Layouts, StandInHosts, testing::ValuesIn(kLayouts),
+                         [](const auto& test) { return name_of(test.param); });
 
 TEST(StandInHostsFailure, OptionsThatDifferAreRefused) {
   run_ranks(even_topology(2, 1), [](Communicator& threads) {

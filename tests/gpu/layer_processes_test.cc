@@ -13,9 +13,10 @@
 #include <regex>
 #include <thread>
 
+#include "gpu/beside_dx.h"
 #include "gpu/spawn_test.h"
 #include "gpu/unchecked_calls.h"
-#include "layer_fixture.h"
+#include "layer/workspace.h"
 #include "megamoe/cuda.h"
 
 namespace megamoe::verify {
@@ -88,6 +89,45 @@ void expect_killed_peer(RankSession& session, Communicator& group, const CallCon
   EXPECT_LT(taken.count(), 10.0);  // the deadlines are 60 s
 }
 
+/// Rank 1 is killed in the second step, as `killed` says when.
+void be_killed_or_expect_it(const Problem& problem, Communicator& group,
+                            const std::string& killed) {
+  RankSession session(problem, {}, group);
+  session.backward(session.forward());
+  const CallContext context = session.forward();
+  if (group.rank() == 0) return expect_killed_peer(session, group, context, killed);
+  if (killed == kWhileCallsRun) {
+    be_killed_after(std::chrono::milliseconds(500));
+    run_until_one_throws(session);
+  }
+  raise(SIGKILL);
+}
+
+/// y, dx and dup after three steps in a workspace full of NaN.
+std::string bits_of_steps(const Problem& problem, const RunOptions& options, Communicator& group) {
+  const LayerConfig config = layer_config(problem.spec, options);
+  Workspace workspace(config, group);
+  MoeLayer layer(config, group, workspace);
+  poison(workspace);
+  group.barrier("poisoned", 60);
+  RankData data(problem, options, group.rank());
+  for (int step = 0; step < 3; ++step) data.backward(layer, data.forward(layer));
+  std::string bits;
+  for (const RawTensor* tensor : {&data.tensors().y, &data.tensors().dx, &data.tensors().dup}) {
+    bits.append(reinterpret_cast<const char*>(tensor->bytes.data()), tensor->bytes.size());
+  }
+  group.barrier("all steps are done", 60);
+  return bits;
+}
+
+/// Of a layer whose gradients follow dx, and of one where they begin beside it.
+std::string bits_of_rank(Communicator& threads_or_processes) {
+  const BackendGroup group(threads_or_processes, {});
+  return bits_of_steps(make_problem(spec_with_tokens({40, 21})), {}, group.get()) +
+         bits_of_steps(make_problem(spec_beside_dx(2, /*num_experts=*/2)), options_beside_dx(),
+                       group.get());
+}
+
 /// The part of one process in the tests below; not a test of its own.
 TEST(CudaProcessRank, DISABLED_Run) {
   const char* rank_text = std::getenv("MEGAMOE_TEST_RANK");
@@ -105,25 +145,9 @@ TEST(CudaProcessRank, DISABLED_Run) {
   if (killed != nullptr && std::string(killed) == kWhileTheyJoin) {
     return expect_killed_peer_while_joining(*group);
   }
-  RankSession session(problem, {}, *group);
-  for (int step = 0; step < 3; ++step) {
-    const CallContext context = session.forward();
-    if (killed != nullptr && step == 1) {
-      if (rank == 0) return expect_killed_peer(session, *group, context, killed);
-      if (std::string(killed) == kWhileCallsRun) {
-        be_killed_after(std::chrono::milliseconds(500));
-        run_until_one_throws(session);
-      }
-      raise(SIGKILL);
-    }
-    session.backward(context);
-  }
-  std::ofstream file(std::getenv("MEGAMOE_TEST_OUTPUT"), std::ios::binary);
-  for (const RawTensor* tensor :
-       {&session.tensors().y, &session.tensors().dx, &session.tensors().dup}) {
-    file.write(reinterpret_cast<const char*>(tensor->bytes.data()),
-               static_cast<std::streamsize>(tensor->bytes.size()));
-  }
+  if (killed != nullptr) return be_killed_or_expect_it(problem, *group, killed);
+  const std::string bits = bits_of_rank(*group);
+  std::ofstream(std::getenv("MEGAMOE_TEST_OUTPUT"), std::ios::binary) << bits;
   group->barrier("both processes are done", 60);
 }
 
@@ -143,7 +167,7 @@ std::vector<pid_t> spawn_two_ranks(const std::string& group) {
   return processes;
 }
 
-/// What both ranks have written: y, dx and dup.
+/// What both ranks have written: bits_of_rank().
 std::vector<std::string> run_two_ranks(const std::string& what) {
   const std::string group = what + "." + std::to_string(getpid());
   const std::vector<pid_t> processes = spawn_two_ranks(group);
@@ -219,21 +243,9 @@ TEST(CudaProcesses, APeerThatIsKilledWhileTheyJoinIsNamed) {
 
 TEST(CudaProcesses, OneADeviceGiveTheBitsOfThreads) {
   if (num_cuda_devices() < 2) GTEST_SKIP() << "needs two devices";
-  const Problem problem = make_problem(spec_with_tokens({40, 21}));
-  std::vector<LayerTensors> wanted(2);
-  run_sessions(problem, {}, [&](RankSession& session, Communicator& group) {
-    const CallContext context = session.forward();
-    session.backward(context);
-    wanted[group.rank()] = session.tensors();
-  });
-  const std::vector<std::string> outputs = run_two_ranks("layer_test");
-  for (int rank = 0; rank < 2; ++rank) {
-    std::string bits;
-    for (const RawTensor* tensor : {&wanted[rank].y, &wanted[rank].dx, &wanted[rank].dup}) {
-      bits.append(reinterpret_cast<const char*>(tensor->bytes.data()), tensor->bytes.size());
-    }
-    EXPECT_TRUE(outputs[rank] == bits) << "rank " << rank;
-  }
+  std::vector<std::string> wanted(2);
+  run_ranks(2, [&](Communicator& threads) { wanted[threads.rank()] = bits_of_rank(threads); });
+  EXPECT_TRUE(run_two_ranks("layer_test") == wanted);
 }
 
 /// Also what sanitizers run: under them ranks that are threads of a process did not end.

@@ -4,7 +4,10 @@
 #include <chrono>
 #include <thread>
 
+#include "gpu/beside_dx.h"
 #include "gpu/layer_device.h"
+#include "gpu/unchecked_calls.h"
+#include "layer/workspace.h"
 
 namespace megamoe::verify {
 namespace {
@@ -71,6 +74,84 @@ TEST(CudaStreams, CallsOfTwoWorkspacesRunInTheOrderOfTheirEnqueuing) {
   other_layer.check(other);
   EXPECT_TRUE(same_bits(first.y.download(), wanted));
   EXPECT_TRUE(same_bits(second.y.download(), wanted));
+}
+
+/// Case 24. One layer's calls on one stream, the other's on the other, the second's backward call
+/// on the first's: none waits for the host, and call after call on one stream gives the same bits.
+void expect_bits_of_one_by_one(const ProblemSpec& spec, const RunOptions& options) {
+  const Problem first_problem = make_problem(spec);
+  ProblemSpec other = spec;
+  other.seed += 66;
+  std::swap(other.tokens_per_rank.front(), other.tokens_per_rank.back());
+  const Problem second_problem = make_problem(other);
+  run_ranks(spec.num_ranks(), [&](Communicator& threads) {
+    const BackendGroup group(threads, options);
+    const LayerConfig config = layer_config(spec, options);
+    Workspace workspace(config, group.get());
+    MoeLayer first_layer(config, group.get(), workspace);
+    MoeLayer second_layer(config, group.get(), workspace);
+    poison(workspace);
+    group.get().barrier("poisoned", 60);
+    RankData first_data(first_problem, options, threads.rank());
+    RankData second_data(second_problem, options, threads.rank());
+    UncheckedCalls first(first_layer, first_data, group.get());
+    UncheckedCalls second(second_layer, second_data, group.get());
+    const auto one_by_one = [](MoeLayer& layer, UncheckedCalls& calls) {
+      calls.reset();
+      const CallContext call = calls.forward();
+      layer.check(calls.stream());
+      calls.backward(call);
+      layer.check(calls.stream());
+      return calls.download();
+    };
+    const LayerTensors wanted_of_first = one_by_one(first_layer, first);
+    const LayerTensors wanted_of_second = one_by_one(second_layer, second);
+    const cuda::CurrentDevice current(cuda_device_of(threads.rank(), threads.size()));
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      first.reset();
+      second.reset();
+      second.synchronize();  // the first stream's calls write its gradients
+      // What is enqueued on the other stream must not overtake these.
+      if (repeat % 10 == 0) delay(first.cuda_stream());
+      if (repeat % 10 == 5) delay(second.cuda_stream());
+      const CallContext of_first = first.forward();
+      const CallContext of_second = second.forward();
+      first.backward(of_first);
+      second.backward(of_second, repeat % 2 == 0 ? first.stream() : second.stream());
+      first_layer.check(first.stream());
+      second_layer.check(second.stream());
+      EXPECT_EQ(differing_tensors(first.download(), wanted_of_first), "")
+          << "first layer, repeat " << repeat << ", rank " << threads.rank();
+      EXPECT_EQ(differing_tensors(second.download(), wanted_of_second), "")
+          << "second layer, repeat " << repeat << ", rank " << threads.rank();
+    }
+  });
+}
+
+TEST(CudaCase24TwoLayers, OnTwoStreamsHaveTheBitsOfOneByOne) {
+  for (const std::vector<std::int64_t>& tokens : {std::vector<std::int64_t>{120}, {120, 45}}) {
+    for (const Overlap overlap : {Overlap::on, Overlap::off}) {
+      for (const MemoryMode mode : {MemoryMode::saved, MemoryMode::recompute}) {
+        SCOPED_TRACE(testing::Message()
+                     << tokens.size() << " ranks, overlap " << static_cast<int>(overlap)
+                     << ", mode " << static_cast<int>(mode));
+        RunOptions options;
+        options.overlap = overlap;
+        options.memory_mode = mode;
+        options.deadline_s = 10.0;
+        expect_bits_of_one_by_one(spec_with_tokens(tokens), options);
+      }
+    }
+  }
+}
+
+TEST(CudaCase24TwoLayers, WithGradientsBesideDxHaveTheBitsOfOneByOne) {
+  for (const int num_ranks : {1, 2}) {
+    SCOPED_TRACE(testing::Message() << num_ranks << " ranks");
+    RunOptions options = options_beside_dx();
+    options.deadline_s = 10.0;
+    expect_bits_of_one_by_one(spec_beside_dx(num_ranks), options);
+  }
 }
 
 TEST(CudaStreams, OfAnotherDeviceAreRefusedOnAllRanks) {

@@ -1,4 +1,4 @@
-// What only the CUDA backend has to show of arguments, graphs, streams and memory.
+// What only the CUDA backend has to show of arguments, graphs and streams.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -418,70 +418,6 @@ TEST(CudaStreams, CallsOfTwoStreamsRunInTheOrderOfTheirEnqueuing) {
     EXPECT_TRUE(first.bits().equal(wanted));
     EXPECT_TRUE(second.bits().equal(wanted));
   }
-}
-
-TEST(CudaHeaps, ComeAndGoWithoutALeak) {
-  const Problem problem = make_problem(spec_with_tokens({24}));
-  const LayerConfig config = cuda_config(problem.spec);
-  const auto free_bytes = [] {
-    std::size_t free = 0, total = 0;
-    check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-    return free;
-  };
-  std::size_t before = 0;
-  for (int i = 0; i < 10; ++i) {
-    const auto threads = make_thread_communicators(1);
-    const auto group = make_cuda_communicator(*threads[0], 0);
-    for (int heap = 0; heap < 20; ++heap) {
-      Workspace workspace(config, *group);
-      const MoeLayer layer(config, *group, workspace);
-    }
-    if (i == 0) before = free_bytes();
-  }
-  EXPECT_EQ(free_bytes(), before);
-}
-
-TEST(CudaHeaps, OfTwoRanksComeAndGoWithoutALeak) {
-  if (num_cuda_devices() < 2) GTEST_SKIP() << "needs two devices";
-  const LayerConfig config = cuda_config(spec_with_tokens({24, 24}));
-  const auto free_bytes = [] {
-    std::size_t free = 0, total = 0;
-    check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-    return static_cast<double>(free);
-  };
-  double before = 0.0;
-  for (int i = 0; i < 10; ++i) {
-    run_ranks(2, [&](Communicator& threads) {
-      const auto group = make_cuda_communicator(threads, threads.rank());
-      for (int heap = 0; heap < (i == 0 ? 200 : 5); ++heap) {
-        Workspace workspace(config, *group);
-        const MoeLayer layer(config, *group, workspace);
-        if (i == 0 && heap == 5 && threads.rank() == 0) before = free_bytes();
-      }
-      // NCCL keeps a little for itself; 195 heaps of 4 MB would be 780 MB.
-      if (i == 0 && threads.rank() == 0) {
-        EXPECT_NEAR(free_bytes(), before, 64e6);
-      }
-      group->barrier("both ranks have looked", 60);
-    });
-    if (i == 1) before = free_bytes();
-  }
-  EXPECT_NEAR(free_bytes(), before, 64e6);
-}
-
-TEST(CudaWorkspaceBytes, AreWhatIsAllocated) {
-  ProblemSpec spec = spec_with_tokens({4096});
-  spec.hidden_dim = spec.intermediate_dim = 1024;
-  const LayerConfig config = cuda_config(spec);
-  { const OneRank warm_up(config); }
-  std::size_t before = 0, after = 0, total = 0;
-  check(cudaMemGetInfo(&before, &total), "cudaMemGetInfo");
-  const OneRank rank(config);
-  check(cudaMemGetInfo(&after, &total), "cudaMemGetInfo");
-  const auto stated = static_cast<double>(workspace_bytes(config, 1).total());
-  EXPECT_EQ(rank.workspace.bytes().total(), workspace_bytes(config, 1).total());
-  // The device hands memory out in pages of 2 MiB.
-  EXPECT_NEAR(static_cast<double>(before - after), stated, 3.0 * (2 << 20));
 }
 
 }  // namespace

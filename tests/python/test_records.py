@@ -121,8 +121,17 @@ def test_the_record_of_layers_over_hosts(tmp_path):
     times |= {"last_group_ms": 2.0}
     passes = {name: times for name in ("forward", "backward", "step")}
     shape = {"tokens_per_rank": 4096, "hidden_dim": 1024, "intermediate_dim": 32768, "num_experts": 16, "top_k": 8}
-    layer = {"benchmark": "layer over hosts", "mode": "recompute", "network_ctas": 8} | shape | passes
-    ways = [{"overlap": "off", "groups": 1}, {"overlap": "on", "groups": 4}]
+    layer = {"benchmark": "layer over hosts", "mode": "recompute", "network_ctas": 8, "pause_ms": 200} | shape | passes
+    ways = [
+        {"overlap": "off", "groups": 1, "groups_by_default": False},
+        {"overlap": "on", "groups": 4, "groups_by_default": False},
+        {"overlap": "on", "groups": 5, "groups_by_default": True},
+    ]
+    times_of_sizes = {"agree_ms": 0.2, "exact_ms": 5.0, "exact_bytes": 8_000_000, "padded_ms": 9.0}
+    times_of_sizes |= {"padded_bytes": 16_000_000, "padded_to_mean_ms": 6.0, "padded_to_mean_bytes": 10_000_000}
+    comparison = {"benchmark": "sizes of messages", "network_ctas": 4, "hidden_dim": 1024, "num_experts": 16, "top_k": 8}
+    comparison |= {"tokens_per_rank": 4096} | times_of_sizes
+    routings = [{"routing": "uniform", "padded_to_mean_fits": True}, {"routing": "zipf", "padded_to_mean_fits": False}]
     bench = {
         "shape": "qwen3-30b",
         "tokens_per_rank": 8192,
@@ -135,6 +144,7 @@ def test_the_record_of_layers_over_hosts(tmp_path):
     }
     sizes = [{"bytes": size} for size in (4 << 10, 1 << 20)]
     records = [message | size | run for size in sizes] + [layer | way | run for way in ways]
+    records += [comparison | routing | run for routing in routings]
     (tmp_path / "hosts.json").write_text(json.dumps(records))
     (tmp_path / "bench.json").write_text(json.dumps([bench]))
     (tmp_path / "notes.md").write_text("What it says.\n")
@@ -144,7 +154,10 @@ def test_the_record_of_layers_over_hosts(tmp_path):
     assert json.loads((tmp_path / "hosts-two.json").read_text()) == [*records, bench]
     text = (tmp_path / "hosts-two.md").read_text()
     assert "| 8 | 0.50 ms, 2.00 GB/s | 0.50 ms, 2.00 GB/s |" in text
-    assert text.count("| forward | 22.0 |") == 1  # without overlap it is a column of the others
+    assert text.count("| forward | 22.0 |") == 2  # without overlap it is a column of the others
+    assert "| 8 | 5 (default) | step | 22.0 |" in text
+    assert "| 4096 | uniform | 5.00 ms, 8.0 MB | 0.20 ms | 9.00 ms, 16.0 MB | 6.00 ms, 10.0 MB |" in text
+    assert "| 4096 | zipf | 5.00 ms, 8.0 MB | 0.20 ms | 9.00 ms, 16.0 MB | too small |" in text
     assert "| 8 | 4 | step | 22.0 | 31.0 | 9.0 | 21.0 | 2.5 | 2.0 | 27.6 |" in text
     assert "| qwen3-30b | 8192 | saved | on | 90.0 [89.0, 95.0] | 100.0 [99.0, 101.0] |" in text
     assert text.endswith("What it says.\n")

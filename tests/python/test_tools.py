@@ -628,38 +628,3 @@ def test_draw_trace_draws_both_streams_of_hosts_bench(tmp_path):
     assert ">products<" in text and ">transfers<" in text and "0.80 ms" in text
     assert text.count(">gate_up<") == text.count(">results<") == 2  # in its box, and in the legend
     assert text.count("#eeeeee") == 2  # waits
-
-
-def test_gpu_check_names_failures_and_leaves_nothing_running(tmp_path):
-    programs = load_program("scripts/gpu_check").TEST_PROGRAMS
-    child = tmp_path / "child"
-    leaves_a_child = f"sleep 600 & echo $! >> {child}"
-    scripts = {programs[1]: "echo wrong; exit 3", programs[2]: f"{leaves_a_child}; wait", programs[3]: leaves_a_child}
-    for program in programs:
-        path = tmp_path / program
-        path.write_text(f"#!/bin/sh\n{scripts.get(program, 'exit 0')}\n")
-        path.chmod(0o755)
-    traced = tmp_path / "traced" / "trace_gpu_test"
-    traced.parent.mkdir()
-    traced.write_text("#!/bin/sh\necho '[  PASSED  ] 3 tests.'; echo '[  SKIPPED ] 1 test, listed below:'\n")
-    traced.chmod(0o755)
-    measurements = "python,sanitizers,bench,torch,layer,baseline"
-    options = ["--bin", tmp_path, "--trace-bin", traced.parent, "--out", tmp_path / "out", "--timeout", "2", "--skip"]
-    command_line = [sys.executable, ROOT / "scripts/gpu_check", *options]
-    result = subprocess.run([*command_line, measurements], capture_output=True, text=True)
-    assert result.returncode == 1, result.stderr
-    failed = {programs[1]: "FAILED (3)", programs[2]: "FAILED (timeout)"}
-    assert result.stdout.splitlines() == [f"{program}: {failed.get(program, 'ok')}" for program in programs]
-    assert (tmp_path / "out" / f"{programs[1]}.log").read_text() == "wrong\n"
-    (file,) = (tmp_path / "out").glob("checks-*.json")
-    (record,) = json.loads(file.read_text())
-    checks = {check["check"]: check for check in record["checks"]}
-    assert {name: check["result"] for name, check in checks.items()} == {
-        name: failed.get(name, "ok") for name in programs
-    }
-    assert checks["trace_gpu_test"]["tests_passed"] == 3 and checks["trace_gpu_test"]["tests_skipped"] == 1
-    for pid in child.read_text().split():
-        status = pathlib.Path(f"/proc/{pid}/status")
-        assert not status.exists() or "State:\tZ" in status.read_text()
-    result = subprocess.run([*command_line, "tests,sanitisers"], capture_output=True, text=True)
-    assert result.returncode == 2 and "--skip: no sanitisers; there are tests, python, sanitizers" in result.stderr

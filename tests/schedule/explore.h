@@ -23,8 +23,9 @@ struct Finding {
 Finding run_at_random(const std::shared_ptr<const LayerModel>& model, std::uint32_t seed);
 
 enum class Reduction {
-  none,     ///< every step of every agent in every order
-  by_order  ///< only steps whose order can matter (Machine::Step)
+  none,        ///< every step of every agent in every order
+  free_steps,  ///< steps whose time makes no difference are taken at once
+  by_order     ///< and only steps whose order can matter (Machine::Step)
 };
 
 inline constexpr const char* kTooManyStates = "too many states to search";

@@ -49,21 +49,6 @@ StandInLink::StandInLink(std::shared_ptr<StandInNetwork> network, const Topology
   for (int host = 0; host < topology.num_hosts(); ++host) {
     reach(devices_R[topology.rank_of(host, topology.local_index_of(rank))]);
   }
-  for (Events& events : events_S_) {
-    for (auto* pair : {&events.is_written, &events.is_copied}) {
-      for (cudaEvent_t& event : *pair) {
-        check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
-      }
-    }
-  }
-}
-
-StandInLink::~StandInLink() {
-  for (const Events& events : events_S_) {
-    for (const auto& pair : {events.is_written, events.is_copied}) {
-      for (cudaEvent_t event : pair) cudaEventDestroy(event);
-    }
-  }
 }
 
 template <class Condition>
@@ -107,7 +92,7 @@ void StandInLink::exchange(std::span<const HostMessage> sends,
   if (network_->failure_) end(*network_->failure_);
   for (const HostMessage& message : sends) {
     Events& events = events_S_[message.host];
-    cudaEvent_t event = events.is_written[events.num_sent++ % 2];
+    cudaEvent_t event = events.is_written[events.num_sent++ % 2].get();
     check(cudaEventRecord(event, stream), "cudaEventRecord");
     box(own_host_, message.host).letters.push_back({message.data, message.bytes, event});
   }
@@ -125,7 +110,7 @@ void StandInLink::exchange(std::span<const HostMessage> sends,
       end(*network_->failure_);
     }
     Events& events = events_S_[message.host];
-    cudaEvent_t event = events.is_copied[events.num_received++ % 2];
+    cudaEvent_t event = events.is_copied[events.num_received++ % 2].get();
     check(cudaStreamWaitEvent(stream, letter.is_written, 0), "cudaStreamWaitEvent");
     copy(letter.data, message.data, message.bytes, stream);
     check(cudaEventRecord(event, stream), "cudaEventRecord");

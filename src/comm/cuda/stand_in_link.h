@@ -41,12 +41,11 @@ class StandInNetwork {
 
 class StandInLink final : public HostLink {
  public:
-  /// On the current device; `devices_R` are all ranks'. `has_left_R` are the words of
-  /// this rank's PeerWatch. Throws Error(unsupported) where it cannot load from a peer's device.
+  /// On the current device, until after the calls that use it are done; `devices_R` are all ranks'.
+  /// `has_left_R` are the words of this rank's PeerWatch. Throws Error(unsupported) where it cannot
+  /// load from a peer's device.
   StandInLink(std::shared_ptr<StandInNetwork> network, const Topology& topology, int rank,
               std::span<const int> devices_R, const std::uint32_t* has_left_R);
-  /// After the calls that use it are done.
-  ~StandInLink() override;
 
   /// Waits on the host until the other ends have made the same call.
   void exchange(std::span<const HostMessage> sends, std::span<const HostMessage> receives,
@@ -59,8 +58,8 @@ class StandInLink final : public HostLink {
  private:
   /// Of messages with one host. A host is at most one message ahead of another.
   struct Events {
-    std::array<cudaEvent_t, 2> is_written{};
-    std::array<cudaEvent_t, 2> is_copied{};
+    std::array<OwnedEvent, 2> is_written;
+    std::array<OwnedEvent, 2> is_copied;
     std::size_t num_sent = 0;
     std::size_t num_received = 0;
   };

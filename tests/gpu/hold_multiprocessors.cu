@@ -1,6 +1,6 @@
-#include "gpu/held_multiprocessors.h"
+#include "gpu/hold_multiprocessors.h"
 
-namespace megamoe::testing {
+namespace megamoe::verify {
 namespace {
 
 constexpr int kSharedBytes = 200 * 1024;  // no product fits beside it
@@ -19,4 +19,4 @@ cudaError_t hold_multiprocessors(int count, const int* release, cudaStream_t str
   return cudaGetLastError();
 }
 
-}  // namespace megamoe::testing
+}  // namespace megamoe::verify
