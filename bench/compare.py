@@ -297,12 +297,12 @@ def circumstances(arguments, device, program="bench/compare.py"):
 
 
 def bench_command(arguments, path, mode, ranks, file):
-    """What times the same layer from C++."""
+    """What times the same layer from C++, and writes its records to a file of the folder that it runs in."""
     overlap = {"fused": "on", "sequential": "off"}[path]
     return [
-        *(str(arguments.cpp), "bench", "--backend", arguments.device, "--ranks", str(ranks)),
+        *(str(arguments.cpp.resolve()), "bench", "--backend", arguments.device, "--ranks", str(ranks)),
         *("--tokens", str(arguments.tokens), "--mode", mode, "--overlap", overlap),
-        *("--repeats", str(arguments.runs), "--json", str(file), "--shape", *arguments.shapes),
+        *("--repeats", str(arguments.runs), "--json", file, "--shape", *arguments.shapes),
     ]
 
 
@@ -310,16 +310,14 @@ def records_of_cpp(arguments, ranks):
     """Those that the C++ program's bench writes. Raises RuntimeError with its words where it fails."""
     records = []
     with tempfile.TemporaryDirectory() as folder:
-        file = pathlib.Path(folder) / "bench.json"
         for path in arguments.paths:
             for mode in arguments.modes:
-                ended = subprocess.run(
-                    bench_command(arguments, path, mode, ranks, file), capture_output=True, text=True
-                )
+                command = bench_command(arguments, path, mode, ranks, "bench.json")
+                ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
                 if ended.returncode != 0:
                     raise RuntimeError(f"{' '.join(ended.args)} ended with {ended.returncode}: {ended.stderr.strip()}")
-                records += json.loads(file.read_text())
-    return [record | {"called_from": "C++", "forward_idle_ms": round(record["forward_ms"], 4)} for record in records]
+                records += json.loads((pathlib.Path(folder) / "bench.json").read_text())
+    return [record | {"called_from": "C++", "forward_idle_ms": record["forward_ms"]} for record in records]
 
 
 def table_beside_cpp(records):

@@ -104,12 +104,12 @@ def _group(record: dict) -> tuple:
 
 def _group_name(group: tuple) -> str:
     shape, layers, ranks = group
-    of_layers = f", {layers} layers" if layers else ""
+    of_layers = f"\n{layers} layers" if layers else ""
     return f"{shape}{of_layers}\n{ranks} rank" + "s" * (ranks > 1)
 
 
 def _draw_bars(records: list[dict], columns: list[list[tuple]]) -> plt.Figure:
-    """Groups of bars, with a space as wide as a bar between groups. Each axis is (title, unit, function of a record
+    """Groups of bars, with a space of a bar or more between groups. Each axis is (title, unit, function of a record
     that gives the height, function that gives its ceiling or None)."""
     labels = _bar_labels(records)
     names = list(dict.fromkeys(labels))
@@ -120,7 +120,7 @@ def _draw_bars(records: list[dict], columns: list[list[tuple]]) -> plt.Figure:
         members.sort(key=lambda index: names.index(labels[index]))
         positions |= {index: position + place for place, index in enumerate(members)}
         ticks.append((position + (len(members) - 1) / 2, _group_name(group)))
-        position += len(members) + 1
+        position += max(len(members), 2) + 1  # a bar alone is narrower than its name
     figure, axes = plt.subplots(
         len(columns[0]),
         len(columns),

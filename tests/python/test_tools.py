@@ -103,7 +103,9 @@ def test_every_committed_record_is_drawn_once_beside_the_legend(name):
         figure.draw_without_rendering()
         (legend,) = figure.legends
         assert not any(overlap(legend.get_window_extent(), axis.get_tightbbox()) for axis in figure.axes)
-        for axis in figure.axes:  # no bar over another
+        for axis in figure.axes:  # no bar or name over another
+            names = [name.get_window_extent() for name in axis.get_xticklabels()]
+            assert not any(overlap(*neighbours) for neighbours in zip(names, names[1:]))
             lefts = sorted(patch.get_x() for patch in axis.patches)
             assert all(right - left > 0.9 for left, right in zip(lefts, lefts[1:]))
 
@@ -235,6 +237,7 @@ def test_layers_are_compared_in_one_run(tmp_path):
     for record in of_cpp:
         assert (record["called_from"], record["hardware"], record["run"]) == ("C++", "as told", measured[0]["run"])
         assert record["command"].startswith("bench --backend cpu --ranks 2 --tokens 64 ")
+        assert " --json bench.json " in record["command"]
     assert [record["forward_ms"] for record in measured] == [record["forward_ms"] for record in others]
     assert [(record["layer"], record["path"], record["mode"], record["ranks"]) for record in measured] == [
         *(("megamoe", *way, 2) for way in ways),
