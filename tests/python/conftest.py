@@ -37,7 +37,7 @@ def device(request):
         pass
 
 
-@pytest.fixture(scope="module", params=["cpu", "cuda"])
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.two_devices)])
 def device_of_ranks(request):
     """The same for tests of two ranks, which have a CUDA device each."""
     if request.param == "cpu":

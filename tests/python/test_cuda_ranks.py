@@ -3,12 +3,15 @@
 import time
 
 import megamoe
+import pytest
 import torch
 import torch.distributed as dist
 from captured_step import CapturedStep
 from conftest import require_devices
 from ranks import NUM_RANKS, SPLITS, join, message_of, part_of, run_ranks
 from reference import INPUTS, assert_equal, inputs_of, make_problem, results
+
+pytestmark = pytest.mark.two_devices
 
 
 def two_rank_errors(rank):
