@@ -37,8 +37,8 @@ TEST(CudaHeaps, ComeAndGoWithoutALeak) {
   EXPECT_EQ(free_bytes(0), before);
 }
 
-/// NCCL takes memory for itself with a communicator's first windows, and keeps it. From then on
-/// nothing may go: neither 4 MB a heap nor 50 KB.
+/// NCCL may take memory for itself with a communicator's first windows, and keep it. From then on
+/// nothing may go: neither 4 MB a heap nor 20 KB.
 TEST(CudaHeaps, OfTwoRanksComeAndGoWithoutALeak) {
   if (num_cuda_devices() < 2) GTEST_SKIP() << "needs two devices";
   constexpr int kHeaps = 100;
@@ -60,8 +60,7 @@ TEST(CudaHeaps, OfTwoRanksComeAndGoWithoutALeak) {
     group->barrier("both ranks have looked", 60);
   });
   for (int device = 0; device < 2; ++device) {
-    RecordProperty("lost_of_device_" + std::to_string(device), std::to_string(lost[device]));
-    EXPECT_LT(lost[device], 2 * kPage) << "of device " << device << " in " << kHeaps << " heaps";
+    EXPECT_LT(lost[device], kPage) << "of device " << device << " in " << kHeaps << " heaps";
   }
 }
 
@@ -83,9 +82,8 @@ TEST(CudaHeaps, OfCommunicatorsOfTwoRanksComeAndGoWithoutALeak) {
   }
   for (int device = 0; device < 2; ++device) {
     const double lost = before[device] - free_bytes(device);
-    RecordProperty("lost_of_device_" + std::to_string(device), std::to_string(lost));
-    EXPECT_LT(lost, 4 * kPage) << "of device " << device << " in " << kCommunicators
-                               << " communicators";
+    EXPECT_LT(lost, kPage) << "of device " << device << " in " << kCommunicators
+                           << " communicators";
   }
 }
 
@@ -106,44 +104,31 @@ TEST(CudaWorkspaceBytes, AreWhatIsAllocated) {
   EXPECT_NEAR(before - after, stated, 3.0 * kPage);
 }
 
-/// What NCCL adds to a window, whatever it is, must not depend on its size: between a small and a
-/// large workspace lies what workspace_bytes() says, and symmetric memory is as large as it says.
+/// Of a small and of a large one, so that it shows whether NCCL's windows add to what is asked for.
 TEST(CudaWorkspaceBytes, OfTwoRanksWithADeviceEachAreWhatIsAllocated) {
   if (num_cuda_devices() < 2) GTEST_SKIP() << "needs two devices";
-  constexpr std::array<std::int64_t, 2> kTokens = {1024, 12288};
-  std::array<std::array<double, 2>, 2> taken{};  // [rank][size]
-  run_ranks(2, [&](Communicator& threads) {
+  run_ranks(2, [](Communicator& threads) {
     const int device = threads.rank();
     const auto group = make_cuda_communicator(threads, device);
-    const auto take = [&](std::int64_t num_tokens) {
-      const LayerConfig config = config_of_wide_rows(num_tokens, 2);
+    const auto allocated = [&](const LayerConfig& config) {
       group->barrier("before a workspace", 60);
       const double before = free_bytes(device);
-      Workspace workspace(config, *group);
+      const Workspace workspace(config, *group);
       const double after = free_bytes(device);
       group->barrier("both have looked", 60);
       EXPECT_EQ(static_cast<std::int64_t>(workspace.impl().symmetric->bytes()),
                 workspace_bytes(config, 2).symmetric);
       return before - after;
     };
-    take(kTokens[1]);  // with what a communicator's first windows and kernels take
-    for (int size = 0; size < 2; ++size) taken[device][size] = take(kTokens[size]);
-  });
-  std::array<double, 2> stated{};
-  for (int size = 0; size < 2; ++size) {
-    stated[size] =
-        static_cast<double>(workspace_bytes(config_of_wide_rows(kTokens[size], 2), 2).total());
-  }
-  ASSERT_GT(stated[1] - stated[0], 100 * kPage);
-  for (int rank = 0; rank < 2; ++rank) {
-    for (int size = 0; size < 2; ++size) {
-      RecordProperty("beyond_of_rank_" + std::to_string(rank) + "_size_" + std::to_string(size),
-                     std::to_string(taken[rank][size] - stated[size]));
+    allocated(config_of_wide_rows(12288, 2));  // and what first windows and kernels take
+    for (const std::int64_t num_tokens : {1024, 12288}) {
+      const LayerConfig config = config_of_wide_rows(num_tokens, 2);
+      // Two allocations, whose last pages are more or less full.
+      EXPECT_NEAR(allocated(config), static_cast<double>(workspace_bytes(config, 2).total()),
+                  3.0 * kPage)
+          << num_tokens << " tokens, rank " << device;
     }
-    // Two allocations each, whose last pages are more or less full.
-    EXPECT_NEAR(taken[rank][1] - taken[rank][0], stated[1] - stated[0], 3.0 * kPage)
-        << "rank " << rank;
-  }
+  });
 }
 
 }  // namespace
