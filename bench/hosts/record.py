@@ -15,14 +15,14 @@ INTRODUCTION = """# Layers over two hosts: {hardware}
 Two processes of one machine with a GPU each stand in for hosts: they see each other by NCCL's sockets on the loopback
 interface alone ({network}). Uniform random routing. Medians, the slowest rank's.
 
-- Every timed pass begins after a rest, which is the same for all: a chip that computes without one lowers its clock.
+- *rest*: before each timed pass, the same with overlap and without. A chip that computes without rests lowers its clock, and without overlap it rests while rows travel.
 - *without*: the same pass with `Overlap::off`, where products and transfers take turns.
 - *products*: theirs and what moves rows inside the host, in that pass. *transfer*: the pass's bytes at the bandwidth of
   messages of 32 MB in the same run.
 - *first*, *last*: routing and the first group's tokens, and the last group's results, which nothing hides.
 - *asked*: at most 1.10 times the longer of products and transfer, with first and last added.
 
-Source {commit}, CUDA {cuda}, NCCL {nccl}; for example
+CUDA {cuda}, NCCL {nccl}; for example
 `{command}`.
 """
 
@@ -50,14 +50,14 @@ def message_table(records):
     for run, ctas in sorted({(record["run"], record["network_ctas"]) for record in records}):
         of = {one["bytes"]: one for one in records if (one["run"], one["network_ctas"]) == (run, ctas)}
         cells = [f"{of[size]['ms']:.2f} ms, {of[size]['gbytes_per_s_each_way']:.2f} GB/s" for size in sizes]
-        rows.append([ctas, *cells])
-    return table(["CTAs", *(f"{size >> 10} KB each way" for size in sizes)], rows)
+        rows.append([next(iter(of.values()))["commit"], ctas, *cells])
+    return table(["source", "CTAs", *(f"{size >> 10} KB each way" for size in sizes)], rows)
 
 
 SIZES = """
 ## Exact or padded messages
 
-The transfers of a forward and a backward call by themselves, one group of experts, H = {hidden_dim}, E = {num_experts}, K = {top_k}, {network_ctas} CTAs.
+The transfers of a forward and a backward call by themselves, one group of experts, H = {hidden_dim}, E = {num_experts}, K = {top_k}, {network_ctas} CTAs; source {commit}.
 
 - *exact*: ranks count on the device, wait for the counts on the host, tell each other, and send what there is. *known*: until sizes are known, of it.
 - *padded*: nobody asks; every message holds what any routing can need. *to the mean*: a quarter more than uniform routing needs on average, where that was enough.
@@ -87,26 +87,32 @@ def layer_rows(record):
         longer = max(times["compute_ms"], times["transfer_ms"])
         asked = 1.10 * longer + times["first_group_ms"] + times["last_group_ms"]
         milliseconds = [f"{ms:.1f}" for ms in (*(times[of] for of in TIMES), asked)]
-        groups = f"{record['groups']} (default)" if record["groups_by_default"] else record["groups"]
+        groups = f"{record['groups']} (default)" if record.get("groups_by_default") else record["groups"]
         yield [record["network_ctas"], groups, name, *milliseconds]
 
 
 def layer_tables(records):
     head = ["CTAs", "groups", "pass", "ms", "without", "products", "transfer", "first", "last", "asked"]
-    members = ("tokens_per_rank", "hidden_dim", "intermediate_dim", "num_experts", "top_k", "mode", "pause_ms")
-    for shape in dict.fromkeys(tuple(record[member] for member in members) for record in records):
-        rows = [row for record in records if tuple(record[m] for m in members) == shape for row in layer_rows(record)]
-        yield "\n## {} tokens a rank, H = {}, I = {}, E = {}, K = {}, {}, {} ms of rest before a pass\n\n".format(*shape) + table(head, rows)
+    members = ("tokens_per_rank", "hidden_dim", "intermediate_dim", "num_experts", "top_k", "mode")
+
+    def key(record):
+        return (*(record[member] for member in members), record.get("pause_ms", 0), record["commit"])
+
+    for of in dict.fromkeys(key(record) for record in records):
+        mine = sorted((record for record in records if key(record) == of), key=lambda record: record["network_ctas"])
+        rows = [row for record in mine for row in layer_rows(record)]
+        title = "\n## {} tokens a rank, H = {}, I = {}, E = {}, K = {}, {}\n\nRest {} ms; source {}.\n\n".format(*of)
+        yield title + table(head, rows)
 
 
 def bench_table(records):
     rows = [
-        [record["shape"], record["tokens_per_rank"], record["mode"], "on" if record["path"] == "groups" else "off"]
+        [record["commit"], record["shape"], record["tokens_per_rank"], record["mode"], "on" if record["path"] == "groups" else "off"]
         + [f"{record[f'{name}_ms']:.1f} [{', '.join(f'{ms:.1f}' for ms in record[f'{name}_ms_range'])}]"
            for name in ("forward", "backward")]
         for record in records
     ]
-    return table(["shape", "tokens a rank", "mode", "overlap", "forward, ms", "backward, ms"], rows)
+    return table(["source", "shape", "tokens a rank", "mode", "overlap", "forward, ms", "backward, ms"], rows)
 
 
 def main(arguments=None):
@@ -121,7 +127,6 @@ def main(arguments=None):
     sizes = [record for record in records if record.get("benchmark") and is_comparison_of_sizes(record)]
     layers = [record for record in records if record.get("benchmark") and is_layer(record)]
     layers = [record for record in layers if record["overlap"] == "on"]
-    layers.sort(key=lambda record: record["network_ctas"])
     benches = [record for record in records if "benchmark" not in record]
     first = messages[0]
     text = INTRODUCTION.format(**first | first["versions"])

@@ -3,7 +3,7 @@
 //
 // The first and the last group are half as large as the others: the first one's tokens and the last
 // one's results are what nothing hides, and of all others there should be few, because each has its
-// launches, and clusters without a tile at its end.
+// launches and messages.
 //
 // Legend: e experts of a rank, G groups, from 1 to e.
 #pragma once

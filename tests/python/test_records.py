@@ -133,6 +133,7 @@ def test_the_record_of_layers_over_hosts(tmp_path):
     comparison |= {"tokens_per_rank": 4096} | times_of_sizes
     routings = [{"routing": "uniform", "padded_to_mean_fits": True}, {"routing": "zipf", "padded_to_mean_fits": False}]
     bench = {
+        "commit": "0123456789ab",
         "shape": "qwen3-30b",
         "tokens_per_rank": 8192,
         "mode": "saved",
@@ -153,11 +154,11 @@ def test_the_record_of_layers_over_hosts(tmp_path):
     module.main([*inputs, "--output", str(tmp_path), "--name", "two"])
     assert json.loads((tmp_path / "hosts-two.json").read_text()) == [*records, bench]
     text = (tmp_path / "hosts-two.md").read_text()
-    assert "| 8 | 0.50 ms, 2.00 GB/s | 0.50 ms, 2.00 GB/s |" in text
+    assert "| 0123456789ab | 8 | 0.50 ms, 2.00 GB/s | 0.50 ms, 2.00 GB/s |" in text
     assert text.count("| forward | 22.0 |") == 2  # without overlap it is a column of the others
     assert "| 8 | 5 (default) | step | 22.0 |" in text
     assert "| 4096 | uniform | 5.00 ms, 8.0 MB | 0.20 ms | 9.00 ms, 16.0 MB | 6.00 ms, 10.0 MB |" in text
     assert "| 4096 | zipf | 5.00 ms, 8.0 MB | 0.20 ms | 9.00 ms, 16.0 MB | too small |" in text
     assert "| 8 | 4 | step | 22.0 | 31.0 | 9.0 | 21.0 | 2.5 | 2.0 | 27.6 |" in text
-    assert "| qwen3-30b | 8192 | saved | on | 90.0 [89.0, 95.0] | 100.0 [99.0, 101.0] |" in text
+    assert "| 0123456789ab | qwen3-30b | 8192 | saved | on | 90.0 [89.0, 95.0] | 100.0 [99.0, 101.0] |" in text
     assert text.endswith("What it says.\n")
