@@ -123,13 +123,13 @@ def to_stage_table(records):
 
 
 def products_line(records, pass_name):
-    """What the products take together, and which share of all stages that is."""
+    """What the products take together, and which share of the pass that is: of the whole one, since the first stages hold waits for the host."""
     cells = []
     for record in records:
         stages = record[f"{pass_name}_stages_ms"]
         products = sum(stages.get(stage, 0.0) for stage in PRODUCT_STAGES[pass_name])
-        cells.append(f"{products:.2f} ({products / sum(stages.values()):.2f})")
-    return f"| {pass_name}: products together, of all stages | " + " | ".join(cells) + " |"
+        cells.append(f"{products:.2f} ({products / record[f'{pass_name}_ms']:.2f})")
+    return f"| {pass_name}: products together, of the pass | " + " | ".join(cells) + " |"
 
 
 def to_markdown(records, baselines):

@@ -86,8 +86,8 @@ def test_sizes_and_runs_have_their_own_tables(written):
         "## 2 ranks of 1024 tokens, run one",
         "## 2 ranks of 8192 tokens, run two",
     ]
-    assert "| forward: products together, of all stages | 1.00 (0.80) |" in text
-    assert "| backward: products together, of all stages | 0.50 (1.00) |" in text
+    assert "| forward: products together, of the pass | 1.00 (1.00) |" in text
+    assert "| backward: products together, of the pass | 0.50 (0.25) |" in text
     assert "| forward: gate_up | 0.60 |" in text and "| 1.7% | 2.6% | 0.3% | 0.4% | 6.0% | 1.0% | 0.0% | 100.0% |" in text
 
 
