@@ -18,7 +18,9 @@ TEST_F(Command, NeedsASubcommand) {
 }
 
 TEST_F(Command, RefusesWhatItDoesNotKnow) {
-  EXPECT_EQ(run("fly").exit_code, 2);
+  const Outcome command = run("fly");
+  EXPECT_EQ(command.exit_code, 2);
+  EXPECT_NE(command.err.find("fly"), std::string::npos) << command.err;
   const Outcome outcome = run("info --sideways");
   EXPECT_EQ(outcome.exit_code, 2);
   EXPECT_NE(outcome.err.find("--sideways"), std::string::npos) << outcome.err;
@@ -91,6 +93,7 @@ TEST_F(Command, BenchNamesTheOptionThatIsWrong) {
   expect_usage_error("--mode forgetful", "--mode");
   expect_usage_error("--routing fair", "--routing");
   expect_usage_error("--repeats many", "--repeats");
+  expect_usage_error("--layers 2", "--step");
 }
 
 TEST_F(Command, BenchTimesAStepThroughAStackOfLayers) {

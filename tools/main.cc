@@ -38,7 +38,8 @@ int main(int argc, char** argv) {
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   CLI::App app{
       "megamoe: Mixture-of-Experts training layers with the network behind the tensor cores"};
-  app.require_subcommand(1);
+  // Not CLI11's own check of it: that would hide the name of what is none.
+  app.require_subcommand(0, 1);
   app.set_version_flag("--version", "megamoe " + megamoe::tools::build_info().version);
   megamoe::tools::add_info_command(app);
   megamoe::tools::add_bench_command(app, join(argc, argv));
@@ -47,6 +48,7 @@ int main(int argc, char** argv) {
   megamoe::tools::add_verify_command(app);
   try {
     app.parse(argc, argv);
+    if (app.get_subcommands().empty()) throw CLI::RequiredError("A subcommand");
   } catch (const CLI::ParseError& error) {
     const int code = app.exit(error);
     std::cout.flush();  // the help goes there

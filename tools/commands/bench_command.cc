@@ -282,7 +282,8 @@ void add_bench_command(CLI::App& app, const std::string& command_line) {
   CLI::Option* steps =
       command->add_flag("--step", options->times_steps,
                         "Time a training step through a stack of layers in place of one layer");
-  command->add_option("--layers", options->num_layers, "Layers of the stack (--step)")
+  command->add_option("--layers", options->num_layers, "Layers of the stack")
+      ->needs(steps)
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   command->add_option("--repeats", options->num_repeats, "Timed passes, after one that is not")
