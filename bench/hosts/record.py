@@ -15,7 +15,7 @@ INTRODUCTION = """# Layers over two hosts: {hardware}
 Two processes of one machine with a GPU each stand in for hosts: they see each other by NCCL's sockets on the loopback
 interface alone ({network}). Uniform random routing. Medians, the slowest rank's.
 
-- *rest*: before each timed pass, the same with overlap and without. A chip that computes without rests lowers its clock, and without overlap it rests while rows travel.
+- *rest*: before each timed pass, the same with overlap and without. A chip that computes without rests may lower its clock, and without overlap it rests while rows travel.
 - *without*: the same pass with `Overlap::off`, where products and transfers take turns.
 - *products*: theirs and what moves rows inside the host, in that pass. *transfer*: the pass's bytes at the bandwidth of
   messages of 32 MB in the same run.
