@@ -90,7 +90,7 @@ TEST(Case02RecycledMemory, BusyThenEmptyExpertsWithEveryBufferFullOfNan) {
       options.memory_mode = mode;
       std::vector<LayerTensors> busy_R(num_ranks);
       std::vector<LayerTensors> sparse_R(num_ranks);
-      run_ranks(num_ranks, [&](Communicator& group) {
+      run_ranks(topology_of(busy.spec, options), [&](Communicator& group) {
         RankSession session(busy, options, group);
         const auto run = [&](const Problem& problem) {
           RankData data(problem, options, group.rank());

@@ -153,7 +153,7 @@ TEST(Case14DifferentConfigurations, AreRefusedAtConstructionByName) {
   const LayerConfig base = layer_config(spec, {});
   const auto expect_refusal = [&](const std::string& member, auto change) {
     SCOPED_TRACE(member);
-    run_ranks(2, [&](Communicator& threads) {
+    run_ranks(topology_of(spec, {}), [&](Communicator& threads) {
       const BackendGroup backend_group(threads, {});
       Communicator& group = backend_group.get();
       LayerConfig config = base;
@@ -199,7 +199,7 @@ TEST(Case15MainGrad, TwoBackwardsAddToWhatIsThere) {
     accumulate.weight_gradient_mode = WeightGradientMode::accumulate_fp32;
     accumulate.initial_gradient = 3.0F;
     std::vector<LayerTensors> sums_R(num_ranks);
-    run_ranks(num_ranks, [&](Communicator& group) {
+    run_ranks(topology_of(first.spec, accumulate), [&](Communicator& group) {
       Problem problem = first;
       RankSession session(problem, accumulate, group);
       const auto step = [&] {
@@ -323,7 +323,7 @@ TEST(Case24TwoLayersOnOneWorkspace, GiveTheBitsOfTwoWorkspaces) {
   const LayerTensors alone2 = run_layer(second, {});
   std::vector<LayerTensors> tensors1_R(2);
   std::vector<LayerTensors> tensors2_R(2);
-  run_ranks(2, [&](Communicator& threads) {
+  run_ranks(topology_of(first.spec, {}), [&](Communicator& threads) {
     const BackendGroup backend_group(threads, {});
     Communicator& group = backend_group.get();
     const LayerConfig config = layer_config(first.spec, {});

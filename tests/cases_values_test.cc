@@ -254,7 +254,7 @@ TEST(Case25CallsInFlight, ThreeForwardsThenThreeBackwards) {
     }
     const std::vector<std::vector<int>> orders = {{0, 1, 2}, {2, 1, 0}, {1, 2, 0}};
     std::vector<std::vector<LayerTensors>> tensors(3, std::vector<LayerTensors>(2));
-    run_ranks(2, [&](Communicator& threads) {
+    run_ranks(topology_of(problems.front().spec, options), [&](Communicator& threads) {
       const BackendGroup backend_group(threads, options);
       Communicator& group = backend_group.get();
       const LayerConfig config = layer_config(problems[2].spec, options);  // the largest max T

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <thread>
 
+#include "comm/departure.h"
 #include "megamoe/communicator.h"
 #include "process_fixture.h"
 
@@ -19,6 +20,19 @@ std::vector<int> ranks_of(const std::vector<Departure>& departures) {
   std::vector<int> ranks;
   for (const Departure& departure : departures) ranks.push_back(departure.rank);
   return ranks;
+}
+
+TEST(Departures, WordsAboutTheFirstThatLeftAreHandedOn) {
+  EXPECT_EQ(first_cause_text(1, "disk full"), "rank 1 has left (disk full)");
+  EXPECT_EQ(first_cause_text(1, "rank 12 has left (a (very) full disk) while rank 1 waited for x"),
+            "rank 12 has left (a (very) full disk)");
+  // Reasons of other kinds, and words that were cut off.
+  EXPECT_EQ(first_cause_text(1, "rank 1 waited 3 s for y; missing: rank 2"),
+            "rank 1 has left (rank 1 waited 3 s for y; missing: rank 2)");
+  EXPECT_EQ(first_cause_text(1, "rank has left (it)"), "rank 1 has left (rank has left (it))");
+  EXPECT_EQ(first_cause_text(1, "rank 7"), "rank 1 has left (rank 7)");
+  EXPECT_EQ(first_cause_text(1, ""), "rank 1 has left ()");
+  EXPECT_EQ(first_cause_text(1, "rank 2 has left (a long"), "rank 2 has left (a long");
 }
 
 TEST(Departures, OfThreadsAreInTheirOrderWithoutTheRankItself) {

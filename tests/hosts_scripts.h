@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -167,6 +168,31 @@ inline std::vector<Script> all_scripts() {
            const CallContext unused = rank.data[0].forward(rank.layer);
          }
          rank.data[0].backward(rank.layer, rank.data[0].forward(rank.layer));
+       }},
+      // Of two equal problems the first has rows far from each other: at odd addresses where the
+      // backend under test takes them, else at the next that it takes. Then its dy is one row for
+      // all tokens, as the second's dy, which is stored in full.
+      {"spread_and_expanded_rows",
+       [](int num_ranks) {
+         std::vector<Problem> problems = script_problems(num_ranks, {{20, 9}});
+         problems.push_back(problems[0]);
+         for (std::size_t i = 0; i < problems[1].dy_TH.size(); ++i) {
+           problems[1].dy_TH[i] = problems[1].dy_TH[i % problems[1].spec.hidden_dim];
+         }
+         problems.push_back(problems[1]);
+         return problems;
+       },
+       [](const ScriptRank& rank) {
+         const bool takes_any = default_backend() == Backend::cpu;
+         RankData& spread = rank.data[0];
+         spread.spread_x(takes_any ? 1025 : 1032, takes_any ? 1 : 0);
+         spread.spread_dy(takes_any ? 71 : 72, takes_any ? 3 : 0);
+         rank.data[1].spread_dy(0, 0);
+         for (RankData& one : rank.data) one.backward(rank.layer, one.forward(rank.layer));
+         if (rank.data[1].tensors() != rank.data[2].tensors()) {
+           throw std::logic_error(
+               "an expanded dy gives other bits than one that is stored in full");
+         }
        }},
       // On the CUDA backend the data of each problem have a stream of their own.
       {"two_layers_on_one_workspace",

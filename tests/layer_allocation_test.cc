@@ -25,6 +25,7 @@ std::int64_t allocations_of(Communicator& group, const Work& work) {
 }
 
 struct AllocationCase {
+  int num_hosts;
   int num_ranks;
   int num_threads;
   MemoryMode memory_mode;
@@ -36,6 +37,7 @@ class LayerAllocation : public ::testing::TestWithParam<AllocationCase> {
   LayerAllocation()
       : problem_(
             make_problem(spec_with_tokens(std::vector<std::int64_t>(GetParam().num_ranks, 40)))) {
+    options_.num_hosts = GetParam().num_hosts;
     options_.num_threads = GetParam().num_threads;
     options_.memory_mode = GetParam().memory_mode;
     options_.weight_gradient_mode = GetParam().weight_gradient_mode;
@@ -109,12 +111,15 @@ TEST_P(LayerAllocation, Case26AThousandForwardsWithoutABackward) {
 
 INSTANTIATE_TEST_SUITE_P(
     Ways, LayerAllocation,
-    ::testing::Values(AllocationCase{1, 1, MemoryMode::saved, WeightGradientMode::store_bf16},
-                      AllocationCase{1, 3, MemoryMode::recompute, WeightGradientMode::store_fp32},
-                      AllocationCase{2, 2, MemoryMode::saved, WeightGradientMode::accumulate_fp32}),
+    ::testing::Values(
+        AllocationCase{1, 1, 1, MemoryMode::saved, WeightGradientMode::store_bf16},
+        AllocationCase{1, 1, 3, MemoryMode::recompute, WeightGradientMode::store_fp32},
+        AllocationCase{1, 2, 2, MemoryMode::saved, WeightGradientMode::accumulate_fp32},
+        AllocationCase{2, 4, 1, MemoryMode::saved, WeightGradientMode::store_bf16},
+        AllocationCase{4, 8, 1, MemoryMode::recompute, WeightGradientMode::store_bf16}),
     [](const auto& test) {
       const AllocationCase& of = test.param;
-      return std::string(of.num_ranks == 1 ? "OneRank" : "TwoRanks") +
+      return std::to_string(of.num_hosts) + "x" + std::to_string(of.num_ranks / of.num_hosts) +
              (of.num_threads == 1 ? "OneThread" : "SeveralThreads");
     });
 

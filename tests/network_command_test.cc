@@ -66,6 +66,29 @@ TEST_F(Command, InfoSaysWhoReachesWhomHow) {
       << uneven.err;
 }
 
+TEST_F(Command, OptionsOfCallsOverHostsAreRefusedByName) {
+  struct Refused {
+    const char* arguments;
+    const char* option;
+    const char* why;
+  };
+  for (const Refused& refused : std::initializer_list<Refused>{
+           {"verify --network-groups 9 --backend cuda", "--network-groups", "range 0 to 8"},
+           {"verify --network-groups -1 --backend cuda", "--network-groups", "range 0 to 8"},
+           {"verify --network-ctas 65 --backend cuda", "--network-ctas", "range 0 to 64"},
+           {"verify --network-groups 3", "--network-groups", "--backend cuda"},
+           {"verify --network-ctas 4", "--network-ctas", "--backend cuda"},
+           {"bench --launched --network-groups 9 --backend cuda", "--network-groups",
+            "range 0 to 8"},
+           {"bench --launched --network-ctas 4", "--network-ctas", "--backend cuda"},
+           {"bench --network-groups 3 --backend cuda", "--network-groups", "--launched"}}) {
+    const Outcome outcome = run(refused.arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << refused.arguments;
+    EXPECT_NE(outcome.err.find(refused.option), std::string::npos) << outcome.err;
+    EXPECT_NE(outcome.err.find(refused.why), std::string::npos) << outcome.err;
+  }
+}
+
 TEST_F(Command, WhatNoLauncherSaysIsNamed) {
   const auto expect_usage_error = [&](const std::string& arguments, const std::string& option) {
     const Outcome outcome = run(arguments);

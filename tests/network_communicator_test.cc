@@ -9,7 +9,9 @@
 #include <numeric>
 #include <thread>
 
+#include "comm/network/links.h"
 #include "comm/network/network.h"
+#include "comm/network/rendezvous.h"
 #include "network_fixture.h"
 
 namespace megamoe {
@@ -203,11 +205,12 @@ TEST(NetworkCommunicator, TransfersOfDifferentSizesAreRefused) {
 }
 
 TEST(NetworkCommunicator, AKilledProcessIsNamedOnEveryHost) {
-  const auto start = std::chrono::steady_clock::now();
   const auto statuses =
       run_network_processes(even_topology(2, 2), kDeadline, [](Communicator& group) {
         if (group.rank() == 1) raise(SIGKILL);
+        const auto start = std::chrono::steady_clock::now();
         const Error error = error_of([&] { group.barrier("the next step", kDeadline); });
+        expect(std::chrono::steady_clock::now() - start < std::chrono::seconds(4), "at once");
         expect(error.code() == ErrorCode::peer_failed, error.what());
         expect(contains(error, "rank 1") && contains(error, "without a word"), error.what());
         const Error again = error_of([&] { group.barrier("one more", kDeadline); });
@@ -215,7 +218,52 @@ TEST(NetworkCommunicator, AKilledProcessIsNamedOnEveryHost) {
       });
   EXPECT_TRUE(WIFSIGNALED(statuses[1]));
   for (const int rank : {0, 2, 3}) EXPECT_EQ(statuses[rank], 0) << rank;
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
+}
+
+/// Killed while the group forms, when all are connected and the ranks of its host wait for it.
+TEST(NetworkCommunicator, AProcessThatIsKilledBeforeItJoinsItsHostIsNamedAtOnce) {
+  const Topology topology = even_topology(2, 2);
+  const std::string rendezvous = free_rendezvous();
+  const auto start = std::chrono::steady_clock::now();
+  const auto statuses = run_processes(4, [&](const std::string& /*name*/, int rank) {
+    if (rank == 2) {
+      const network::Endpoint endpoint = network::parse_endpoint(rendezvous, "rendezvous");
+      const network::Deadline deadline(kDeadline);
+      const network::Membership membership = network::meet_at(
+          endpoint, {rank, 4, rendezvous, topology.host_name(1)}, network::Socket(), deadline);
+      const std::vector<network::Link> links =
+          network::link_all(membership, endpoint, rank, deadline);
+      raise(SIGKILL);
+    }
+    const Error error = error_of([&] { join_network(rendezvous, rank, topology, kDeadline); });
+    expect(error.code() == ErrorCode::peer_failed, error.what());
+    expect(contains(error, "rank 2 has left (its process") && !contains(error, "rank 3 has left"),
+           error.what());
+  });
+  EXPECT_TRUE(WIFSIGNALED(statuses[2]));
+  for (const int rank : {0, 1, 3}) EXPECT_EQ(statuses[rank], 0) << rank;
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+}
+
+TEST(NetworkCommunicator, OfRanksThatLeaveBecauseOfEachOtherTheFirstIsNamed) {
+  run_ranks(even_topology(3, 1), [](Communicator& group) {
+    if (group.rank() == 2) return group.abort("disk full");
+    if (group.rank() == 1) {
+      return group.abort(error_of([&] { group.barrier("anything", kDeadline); }).what());
+    }
+    const auto start = std::chrono::steady_clock::now();
+    while (group.departures().size() < 2 &&
+           std::chrono::steady_clock::now() - start < std::chrono::seconds(10)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    const auto departures = group.departures();
+    ASSERT_EQ(departures.size(), 2U);
+    for (const Departure& departure : departures) {
+      EXPECT_STREQ(departure.error.what(), "rank 2 has left (disk full)");
+    }
+    const Error error = error_of([&] { group.barrier("anything", kDeadline); });
+    EXPECT_STREQ(error.what(), "rank 2 has left (disk full) while rank 0 waited for anything");
+  });
 }
 
 TEST(NetworkCommunicator, AForkedChildIsNotTheRank) {

@@ -17,7 +17,17 @@
 namespace megamoe::verify {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr Layout kLayouts[] = {{2, 2}, {2, 4}, {4, 2}};
+/// What may pass from the moment that a peer is known to be gone, or late, to the error.
+constexpr std::chrono::seconds kGrace(4);
+
+RunOptions with_hosts(int num_hosts) {
+  RunOptions options;
+  options.num_hosts = num_hosts;
+  return options;
+}
 
 /// What each rank holds after a forward and a backward call.
 std::vector<LayerTensors> tensors_of_ranks(const Problem& problem, const RunOptions& options) {
@@ -125,10 +135,8 @@ TEST_P(Hosts, ProcessesRefuseWhatIsWrongAndStayUsable) {
 TEST_P(Hosts, TheSameStepAgainAndAgain) {
   const Layout layout = GetParam();
   const Problem problem = make_problem(spec_of(tokens(layout.num_ranks(), {3, 1, 4})));
-  RunOptions options;
-  options.num_hosts = layout.num_hosts;
   const int num_steps = less_if_sanitized(1000, 20);
-  run_sessions(problem, options, [&](RankSession& session, Communicator&) {
+  run_sessions(problem, with_hosts(layout.num_hosts), [&](RankSession& session, Communicator&) {
     session.backward(session.forward());
     const LayerTensors first = session.tensors();
     for (int step = 1; step < num_steps; ++step) {
@@ -136,6 +144,23 @@ TEST_P(Hosts, TheSameStepAgainAndAgain) {
       ASSERT_EQ(differing_tensors(session.tensors(), first), "") << "step " << step;
     }
   });
+}
+
+TEST_P(Hosts, ProcessesTakeTheSameStepAgainAndAgain) {
+  const Layout layout = GetParam();
+  const Problem problem = make_problem(spec_of(tokens(layout.num_ranks(), {3, 1, 4})));
+  const std::vector<LayerTensors> expected = tensors_of_ranks(problem, with_hosts(1));
+  const int num_steps = less_if_sanitized(1000, 20);
+  const Topology topology = even_topology(layout.num_hosts, layout.ranks_per_host);
+  expect_all_succeed(run_network_processes(topology, 60.0, [&](Communicator& group) {
+    RankSession session(problem, {}, group);
+    for (int step = 0; step < num_steps; ++step) {
+      session.backward(session.forward());
+      const std::string different = differing_tensors(session.tensors(), expected[group.rank()]);
+      expect(different.empty(), ("step " + std::to_string(step) + ": " + different).c_str());
+    }
+    group.barrier("the end", 60.0);
+  }));
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, Hosts, testing::ValuesIn(kLayouts),
@@ -157,22 +182,23 @@ TEST(HostsWorkspace, IsAsLargeAsStated) {
 
 TEST(HostsFailure, AProcessThatIsKilledInTrainingIsNamedOnEveryHost) {
   const Problem problem = make_problem(spec_of({6, 6, 6, 6}));
-  const auto start = std::chrono::steady_clock::now();
   const auto statuses = run_network_processes(even_topology(2, 2), 60.0, [&](Communicator& group) {
     RankSession session(problem, {}, group);
+    Clock::time_point start;  // of the step
     const std::optional<Error> error = error_of([&] {
       for (int step = 0; step < 100'000; ++step) {
         if (group.rank() == 2 && step == 20) raise(SIGKILL);
+        start = Clock::now();
         session.backward(session.forward());
       }
     });
     expect(error.has_value(), "an error");
     expect(error->code() == ErrorCode::peer_failed, error->what());
     expect(contains(*error, "rank 2"), error->what());
+    expect(Clock::now() - start < kGrace, "at once");
   });
   EXPECT_TRUE(WIFSIGNALED(statuses[2]));
   for (const int rank : {0, 1, 3}) EXPECT_EQ(statuses[rank], 0) << rank;
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
 }
 
 TEST(HostsFailure, AProcessThatStallsIsADeadlineThatNamesItOnEveryHost) {
@@ -184,11 +210,13 @@ TEST(HostsFailure, AProcessThatStallsIsADeadlineThatNamesItOnEveryHost) {
     session.backward(session.forward());
     if (group.rank() == 3) {
       // Its connections stay open until all others have given up.
-      std::this_thread::sleep_for(std::chrono::seconds(4));
+      std::this_thread::sleep_for(std::chrono::seconds(6));
       _exit(0);
     }
+    const Clock::time_point start = Clock::now();
     const std::optional<Error> error = error_of([&] { session.forward(); });
     expect(error.has_value(), "an error");
+    expect(Clock::now() - start < std::chrono::seconds(1) + kGrace, "at the deadline");
     expect(error->code() == ErrorCode::deadline_exceeded, error->what());
     expect(contains(*error, "missing: rank 3"), error->what());
   });

@@ -255,6 +255,13 @@ Spans median(const std::vector<Spans>& all) {
   return {of(&Spans::total_ms), of(&Spans::compute_ms), of(&Spans::first_ms), of(&Spans::last_ms)};
 }
 
+/// Of the rank whose pass took longest; all of it that rank's, so that parts belong together.
+Spans slowest_rank(const Spans& mine, Communicator& group) {
+  std::vector<Spans> all(group.size());
+  group.all_gather(&mine, all.data(), sizeof mine, "times", kDeadlineS);
+  return *std::ranges::max_element(all, {}, &Spans::total_ms);
+}
+
 struct Pass {
   Stages compute;
   Stages network;
@@ -262,7 +269,7 @@ struct Pass {
 
 struct LayerTimes {
   int num_groups = 1;
-  Spans forward;
+  Spans forward;  ///< medians of the slowest rank
   Spans backward;
   [[nodiscard]] Spans step() const {
     return {forward.total_ms + backward.total_ms, forward.compute_ms + backward.compute_ms,
@@ -321,8 +328,8 @@ LayerTimes time_layer(const Options& options, Communicator& group, int device, O
   }
   times.num_groups = static_cast<int>(
       std::ranges::count(times.last_forward.compute, "down", &StageClock::Stage::name));
-  times.forward = median(forward);
-  times.backward = median(backward);
+  times.forward = slowest_rank(median(forward), group);
+  times.backward = slowest_rank(median(backward), group);
   return times;
 }
 
@@ -444,6 +451,7 @@ void run_rank(const Options& options, Communicator& hosts) {
       const Traffic& traffic = times.traffic;
       Json record = {{"layer", "megamoe"},
                      {"benchmark", "layer over hosts"},
+                     {"times_of", "slowest rank"},
                      {"backend", "cuda"},
                      {"mode", "recompute"},
                      {"overlap", i < 0 ? "off" : "on"},

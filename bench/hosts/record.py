@@ -13,9 +13,9 @@ import pathlib
 INTRODUCTION = """# Layers over two hosts: {hardware}
 
 Two processes of one machine with a GPU each stand in for hosts: they see each other by NCCL's sockets on the loopback
-interface alone ({network}). Uniform random routing. Medians, the slowest rank's.
+interface alone ({network}). Uniform random routing. Medians: {whose}.
 
-- *rest*: before each timed pass, the same with overlap and without. A chip that computes without rests lowers its clock, and without overlap it rests while rows travel.
+- *rest*: before each timed pass, the same with overlap and without. A chip that computes without rests may lower its clock, and without overlap it rests while rows travel.
 - *without*: the same pass with `Overlap::off`, where products and transfers take turns.
 - *products*: theirs and what moves rows inside the host, in that pass. *transfer*: the pass's bytes at the bandwidth of
   messages of 32 MB in the same run.
@@ -25,6 +25,16 @@ interface alone ({network}). Uniform random routing. Medians, the slowest rank's
 CUDA {cuda}, NCCL {nccl}; for example
 `{command}`.
 """
+
+
+def whose_times(layers):
+    """Records without times_of were made when only rank 0 was looked at."""
+    of_layers = {record.get("times_of", "rank 0") for record in layers}
+    if of_layers <= {"slowest rank"}:
+        return "the slowest rank's"
+    if of_layers == {"rank 0"}:
+        return "of messages the slowest rank's, of layers rank 0's"
+    raise SystemExit("hosts/record.py: some records of layers are of the slowest rank, others of rank 0: make two records")
 
 
 def is_message(record):
@@ -129,7 +139,7 @@ def main(arguments=None):
     layers = [record for record in layers if record["overlap"] == "on"]
     benches = [record for record in records if "benchmark" not in record]
     first = messages[0]
-    text = INTRODUCTION.format(**first | first["versions"])
+    text = INTRODUCTION.format(**first | first["versions"], whose=whose_times(layers))
     text += "\n## Messages between hosts\n\n" + message_table(messages)
     if sizes:
         text += SIZES.format(**sizes[0]) + sizes_table(sizes)

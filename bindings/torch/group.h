@@ -65,8 +65,11 @@ struct DevicePlace {
 };
 
 using RanksOnDevice = std::function<std::unique_ptr<Communicator>(Communicator& host, int device)>;
-inline std::unique_ptr<Communicator> on_cuda_device(Communicator& host, int device) {
-  return make_cuda_communicator(host, device);
+/// `hosts`: how calls over several hosts run.
+inline RanksOnDevice on_cuda_device(const CudaHostsOptions& hosts) {
+  return [hosts](Communicator& host, int device) {
+    return make_cuda_communicator(host, device, hosts);
+  };
 }
 
 /// One expert-parallel group. All decisions about what is built depend on the calls alone, never on
@@ -80,7 +83,7 @@ class Group {
  public:
   /// `ranks_on_device` gives this rank's communicator on a device; tests give one of the host.
   Group(std::shared_ptr<Communicator> communicator, double entry_deadline_s,
-        double inner_deadline_s, RanksOnDevice ranks_on_device = on_cuda_device);
+        double inner_deadline_s, RanksOnDevice ranks_on_device);
 
   [[nodiscard]] int rank() const { return host_->rank(); }
   [[nodiscard]] int size() const { return host_->size(); }

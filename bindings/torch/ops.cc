@@ -285,7 +285,8 @@ Tensor all_reduce_sum(const Tensor& values, std::string group_name) {
 /// Ranks of several hosts meet at `rendezvous`, which is empty where all are on one.
 void make_group(std::string name, std::string shared_name, std::string rendezvous,
                 std::string host_name, std::int64_t rank, std::int64_t num_ranks,
-                double entry_deadline_s, double inner_deadline_s) {
+                double entry_deadline_s, double inner_deadline_s, std::int64_t network_groups,
+                std::int64_t network_ctas) {
   std::shared_ptr<Communicator> communicator;
   if (num_ranks == 1) {
     communicator = std::move(make_thread_communicators(1).front());
@@ -300,7 +301,9 @@ void make_group(std::string name, std::string shared_name, std::string rendezvou
                                              static_cast<int>(num_ranks), entry_deadline_s);
   }
   put_group(name,
-            std::make_shared<Group>(std::move(communicator), entry_deadline_s, inner_deadline_s));
+            std::make_shared<Group>(std::move(communicator), entry_deadline_s, inner_deadline_s,
+                                    on_cuda_device({static_cast<int>(network_groups),
+                                                    static_cast<int>(network_ctas)})));
 }
 
 void reserve(std::string group_name, std::int64_t max_tokens) {
@@ -365,7 +368,7 @@ STABLE_TORCH_LIBRARY(megamoe, library) {
       "make_group(str name, str shared_name, str rendezvous, str host_name, int rank, int "
       "num_ranks, "
       "float entry_deadline_s, "
-      "float inner_deadline_s) -> ()");
+      "float inner_deadline_s, int network_groups, int network_ctas) -> ()");
   library.def("reserve(str name, int max_tokens) -> ()");
   library.def("check(str name) -> ()");
   library.def("drop_group(str name) -> ()");

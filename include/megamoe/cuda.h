@@ -13,13 +13,16 @@ int num_cuda_devices();
 
 /// How calls of a group on several hosts run; equal on all ranks. It says nothing on one host.
 struct CudaHostsOptions {
+  static constexpr int kMostGroups = 8;
+  static constexpr int kMostCtas = 64;
+
   /// Groups of neighbouring experts that a call is cut into, the first and the last half as large
-  /// as the others, at most 8 and as many as a rank has experts: one is computed while the next
-  /// one's tokens and the last one's results travel. 0: as the measured link and the layer's sizes
-  /// suggest. A layer whose `overlap` is off has one group.
+  /// as the others, at most kMostGroups and as many as a rank has experts: one is computed while
+  /// the next one's tokens and the last one's results travel. 0: as the measured link and the
+  /// layer's sizes suggest. A layer whose `overlap` is off has one group.
   int network_groups = 0;
   /// CTAs that a transfer between hosts takes while it runs, and with them multiprocessors, which
-  /// products of a call that overlaps leave to it; at most 64. 0: the default, 8.
+  /// products of a call that overlaps leave to it; at most kMostCtas. 0: the default, 8.
   int network_ctas = 0;
 };
 

@@ -17,6 +17,8 @@ from ._arguments import check_positive
 _ONE_RANK = "one rank"
 #: The library's limit (NetworkOptions::host_name).
 _MAX_HOST_BYTES = 200
+#: The library's limits (CudaHostsOptions).
+_MOST = {"network_groups": 8, "network_ctas": 64}
 # Name of a group -> the torch group that it was made for. A later group of the same name is another one.
 _connected: dict = {}
 
@@ -104,6 +106,8 @@ def init(
     inner_deadline_s: float = 60.0,
     host: str | None = None,
     rendezvous: str | None = None,
+    network_groups: int = 0,
+    network_ctas: int = 0,
 ) -> None:
     """Connects the ranks of a torch.distributed group; collective over the group.
 
@@ -121,21 +125,30 @@ def init(
             need different ones.
         rendezvous: "ADDRESS:PORT" where rank 0 of a group on several hosts listens while the group forms. None:
             MASTER_ADDR, where rank 0 is the first of all processes, else the name of its machine, and a free port.
+        network_groups: on CUDA devices of several hosts, the groups of experts that a call is cut into, 1 to 8: one
+            is computed while others travel. 0: as the measured network and the layer's sizes suggest. The same on all
+            ranks, like network_ctas.
+        network_ctas: there, the CTAs, and with them multiprocessors, that transfers between hosts take, 1 to 64. 0: 8.
 
     Raises:
-        TypeError, ValueError: a deadline, host or rendezvous of any rank; raised on all.
+        TypeError, ValueError: a deadline, host, rendezvous, network_groups or network_ctas of any rank, or of the
+            latter two different ones; raised on all.
         RuntimeError: a rank that does not come; hosts with different numbers of ranks, or that are not in order.
     """
     torch_group = resolve(group)
     deadlines = {"entry_deadline_s": entry_deadline_s, "inner_deadline_s": inner_deadline_s}
+    over_hosts = {"network_groups": network_groups, "network_ctas": network_ctas}
     if torch_group is ALONE:
         _check_deadlines(deadlines)
+        _check_over_hosts(over_hosts)
         name, meeting, rank, size = _ONE_RANK, ("", "", ""), 0, 1
     else:
         name = torch_group.group_name
         rank, size = dist.get_rank(torch_group), dist.get_world_size(torch_group)
-        meeting = _agree_on_meeting(torch_group, host or _machine(), rendezvous, deadlines)
-    torch.ops.megamoe.make_group(name, *meeting, rank, size, entry_deadline_s, inner_deadline_s)
+        meeting = _agree_on_meeting(torch_group, host or _machine(), rendezvous, deadlines, over_hosts)
+    torch.ops.megamoe.make_group(
+        name, *meeting, rank, size, entry_deadline_s, inner_deadline_s, network_groups, network_ctas
+    )
     _connected[name] = weakref.ref(torch_group)
 
 
@@ -147,13 +160,16 @@ def _machine() -> str:
         return socket.gethostname()
 
 
-def _agree_on_meeting(torch_group, host: str, rendezvous: str | None, deadlines: dict) -> tuple[str, str, str]:
+def _agree_on_meeting(
+    torch_group, host: str, rendezvous: str | None, deadlines: dict, over_hosts: dict
+) -> tuple[str, str, str]:
     """How ranks find each other: a name in shared memory on one host; on several a rendezvous, and this rank's host."""
     size = dist.get_world_size(torch_group)
     if size == 1:
         _check_deadlines(deadlines)
+        _check_over_hosts(over_hosts)
         return "", "", ""
-    mine = (host, f"megamoe-{uuid.uuid4().hex}", rendezvous or _own_rendezvous(torch_group), deadlines)
+    mine = (host, f"megamoe-{uuid.uuid4().hex}", rendezvous or _own_rendezvous(torch_group), deadlines, over_hosts)
     everyone = [None] * size
     dist.all_gather_object(everyone, mine, group=torch_group)
     _check_meeting(everyone)
@@ -164,13 +180,27 @@ def _agree_on_meeting(torch_group, host: str, rendezvous: str | None, deadlines:
 
 def _check_meeting(everyone: list) -> None:
     """Of all ranks, so that what one of them gave is raised on all: the others would wait for it."""
-    for rank, (host, _, rendezvous, deadlines) in enumerate(everyone):
+    for rank, (host, _, rendezvous, deadlines, over_hosts) in enumerate(everyone):
         for name, value in (("host", host), ("rendezvous", rendezvous)):
             if not isinstance(value, str):
                 raise TypeError(f"rank {rank}: {name} must be a str, is {type(value).__name__}")
         if len(host.encode()) > _MAX_HOST_BYTES:
             raise ValueError(f"rank {rank}: host has {len(host.encode())} bytes, at most {_MAX_HOST_BYTES} are taken")
         _check_deadlines(deadlines, f"rank {rank}: ")
+        _check_over_hosts(over_hosts, f"rank {rank}: ")
+    first = everyone[0][-1]
+    for rank, (*_, over_hosts) in enumerate(everyone):
+        for name, value in over_hosts.items():
+            if value != first[name]:
+                raise ValueError(f"ranks differ in {name}: rank 0 has {first[name]}, rank {rank} has {value}")
+
+
+def _check_over_hosts(over_hosts: dict, whose: str = "") -> None:
+    for name, value in over_hosts.items():
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"{whose}{name} must be an int, is {type(value).__name__}")
+        if not 0 <= value <= _MOST[name]:
+            raise ValueError(f"{whose}{name} is {value}, must be from 0 to {_MOST[name]}")
 
 
 def _check_deadlines(deadlines: dict, whose: str = "") -> None:

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,25 @@ namespace megamoe {
 
 inline std::string has_left_text(int rank, const std::string& reason) {
   return "rank " + std::to_string(rank) + " has left (" + reason + ")";
+}
+
+/// What has_left_text() says about the first of several ranks that left because of each other:
+/// `reason`, a rank's own words, may begin with it.
+inline std::string first_cause_text(int rank, const std::string& reason) {
+  constexpr std::string_view kRank = "rank ";
+  constexpr std::string_view kHasLeft = " has left (";
+  const std::size_t after_number = reason.find_first_not_of("0123456789", kRank.size());
+  if (!reason.starts_with(kRank) || after_number == kRank.size() ||
+      after_number == std::string::npos ||
+      reason.compare(after_number, kHasLeft.size(), kHasLeft)) {
+    return has_left_text(rank, reason);
+  }
+  int depth = 0;
+  for (std::size_t i = after_number; i < reason.size(); ++i) {
+    depth += reason[i] == '(' ? 1 : reason[i] == ')' ? -1 : 0;
+    if (reason[i] == ')' && depth == 0) return reason.substr(0, i + 1);
+  }
+  return reason;  // cut off where its record ended
 }
 
 /// As Communicator::departures() of `rank`. `order_of(peer)` is 1 for the first that left, 0 while

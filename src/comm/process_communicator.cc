@@ -1,6 +1,8 @@
 // Ranks as processes of one host: one shared control segment with arrival counters and mailboxes,
 // and a segment a rank for each symmetric heap. Nothing in shared memory is a lock, so a process
 // that dies cannot leave one held.
+#include "comm/process_communicator.h"
+
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/syscall.h>
@@ -13,6 +15,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <string>
 #include <utility>
@@ -100,7 +103,8 @@ class ProcessHeap final : public SymmetricHeap {
 
 class ProcessCommunicator final : public Communicator {
  public:
-  ProcessCommunicator(const std::string& name, int rank, int num_ranks, double deadline_s)
+  ProcessCommunicator(const std::string& name, int rank, int num_ranks, double deadline_s,
+                      const std::function<void()>& check_peers)
       : prefix_("/megamoe." + name),
         rank_(rank),
         num_ranks_(num_ranks),
@@ -109,7 +113,8 @@ class ProcessCommunicator final : public Communicator {
         control_(*reinterpret_cast<Control*>(memory_.data())) {
     join();
     try {
-      meet(meeting_purpose(Kind::barrier, 0, "the other processes of the group"), deadline_s);
+      meet(meeting_purpose(Kind::barrier, 0, "the other processes of the group"), deadline_s,
+           check_peers);
     } catch (const Error& error) {
       depart(error.what());
       SharedMemory::unlink(prefix_);
@@ -235,7 +240,10 @@ class ProcessCommunicator final : public Communicator {
     meet(purpose, deadline_s);
   }
 
-  void meet(const MeetingPurpose& purpose, double deadline_s) {
+  /// `check_peers` may throw.
+  void meet(
+      const MeetingPurpose& purpose, double deadline_s,
+      const std::function<void()>& check_peers = [] {}) {
     throw_if_broken();
     const auto limit = std::chrono::duration<double>(std::min(deadline_s, kLongestWaitS));
     const auto deadline =
@@ -251,6 +259,7 @@ class ProcessCommunicator final : public Communicator {
       if (all_have_arrived(meeting)) break;
       throw_if_departed(meeting, what);
       throw_if_broken();
+      check_peers();
       if (SteadyClock::now() >= deadline) break_group(meeting, what, deadline_s);
       wait_while(control_.news, seen, kPollInterval);
     }
@@ -299,7 +308,7 @@ class ProcessCommunicator final : public Communicator {
   [[nodiscard]] std::string departure_text(int peer) const {
     const char* reason = control_.ranks[peer].departure_reason.data();
     if (*reason == '\0') reason = "its process has ended without a word";
-    return has_left_text(peer, reason);
+    return first_cause_text(peer, reason);
   }
 
   /// The order in which a rank left; 0 while it takes part. Who first sees that a process has died
@@ -376,9 +385,15 @@ void check_arguments(const std::string& name, int rank, int num_ranks) {
 
 std::unique_ptr<Communicator> make_process_communicator(const std::string& name, int rank,
                                                         int num_ranks, double deadline_s) {
+  return make_process_communicator(name, rank, num_ranks, deadline_s, [] {});
+}
+
+std::unique_ptr<Communicator> make_process_communicator(const std::string& name, int rank,
+                                                        int num_ranks, double deadline_s,
+                                                        const std::function<void()>& check_peers) {
   check_arguments(name, rank, num_ranks);
   require_deadline("deadline_s", deadline_s);
-  return std::make_unique<ProcessCommunicator>(name, rank, num_ranks, deadline_s);
+  return std::make_unique<ProcessCommunicator>(name, rank, num_ranks, deadline_s, check_peers);
 }
 
 }  // namespace megamoe

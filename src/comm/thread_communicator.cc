@@ -108,7 +108,7 @@ class ThreadGroup {
   }
 
   [[nodiscard]] std::string departure_text(int peer) const {
-    return has_left_text(peer, departure_[peer].reason);
+    return first_cause_text(peer, departure_[peer].reason);
   }
 
   /// The first to leave is the cause; others may have left because of it. -1 if all that are

@@ -1,6 +1,7 @@
 #include "verify/run.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <numeric>
@@ -55,6 +56,11 @@ Backend& mutable_default_backend() {
   return backend;
 }
 
+std::atomic<int>& mutable_num_groups_over_hosts() {
+  static std::atomic<int> number = 0;
+  return number;
+}
+
 int& mutable_default_num_hosts() {
   static int num_hosts = 1;
   return num_hosts;
@@ -76,6 +82,7 @@ ConstTensorView row_range(const std::vector<T>& values, std::int64_t first_row,
 
 Backend default_backend() { return mutable_default_backend(); }
 void set_default_backend(Backend backend) { mutable_default_backend() = backend; }
+int num_groups_over_hosts() { return mutable_num_groups_over_hosts(); }
 int default_num_hosts() { return mutable_default_num_hosts(); }
 void set_default_num_hosts(int num_hosts) { mutable_default_num_hosts() = num_hosts; }
 const CudaHostsOptions& default_cuda_hosts() { return mutable_default_cuda_hosts(); }
@@ -216,6 +223,7 @@ RankSession::RankSession(const Problem& problem, const RunOptions& options,
 }
 
 BackendGroup::BackendGroup(Communicator& group, const RunOptions& options) : group_(group) {
+  if (group.topology().num_hosts() > 1) ++mutable_num_groups_over_hosts();
   if (options.backend != Backend::cuda) return;
   const int device = device_of(group.rank(), group.size(), options);
   owned_ = make_cuda_communicator(group, device, options.cuda_hosts);
@@ -235,7 +243,7 @@ ForwardInput RankData::forward_input() const {
   const std::int64_t first = spec.first_token(rank_);
   const std::int64_t count = spec.tokens_per_rank[rank_];
   ForwardInput input;
-  input.x = row_range(problem_.x_TH, first, count, spec.hidden_dim);
+  input.x = backward_input().x;
   input.expert_ids = row_range(problem_.expert_ids_TK, first, count, spec.top_k);
   input.weights = row_range(problem_.weights_TK, first, count, spec.top_k);
   input.experts = backward_input().experts;
@@ -251,6 +259,8 @@ BackwardInput RankData::backward_input() const {
   BackwardInput input;
   input.x = row_range(problem_.x_TH, first, count, spec.hidden_dim);
   input.dy = row_range(problem_.dy_TH, first, count, spec.hidden_dim);
+  if (x_rows_) x_rows_->read_by(input.x);
+  if (dy_rows_) dy_rows_->read_by(input.dy);
   if (is_gated(spec.activation.kind)) {
     input.experts.gate = tensor_view(problem_.gate_EIH.data() + offset,
                                      {experts_per_rank, spec.intermediate_dim, spec.hidden_dim});
@@ -260,6 +270,31 @@ BackwardInput RankData::backward_input() const {
   input.experts.down = tensor_view(problem_.down_EHI.data() + offset,
                                    {experts_per_rank, spec.hidden_dim, spec.intermediate_dim});
   return input;
+}
+
+void RankData::SpreadRows::read_by(ConstTensorView& rows) const {
+  rows.data = memory.data() + offset;
+  rows.strides[0] = stride;
+}
+
+RankData::SpreadRows RankData::spread(const ConstTensorView& rows, std::int64_t stride,
+                                      std::int64_t offset) {
+  const std::int64_t width = rows.sizes[1];
+  const auto* from = static_cast<const bf16*>(rows.data);
+  SpreadRows spread{{}, stride, offset};
+  spread.memory.assign(offset + rows.sizes[0] * stride + width, bf16{0xffff});
+  for (std::int64_t row = 0; row < rows.sizes[0]; ++row) {
+    std::copy_n(from + row * rows.strides[0], width, &spread.memory[offset + row * stride]);
+  }
+  return spread;
+}
+
+void RankData::spread_x(std::int64_t stride, std::int64_t offset) {
+  x_rows_ = spread(backward_input().x, stride, offset);
+}
+
+void RankData::spread_dy(std::int64_t stride, std::int64_t offset) {
+  dy_rows_ = spread(backward_input().dy, stride, offset);
 }
 
 ForwardOutput RankData::forward_output() { return {tensors_.y.view()}; }

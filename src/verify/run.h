@@ -52,6 +52,9 @@ void set_default_num_hosts(int num_hosts);
 /// The same for how the CUDA backend runs over several hosts.
 const CudaHostsOptions& default_cuda_hosts();
 void set_default_cuda_hosts(const CudaHostsOptions& options);
+/// How many groups over several hosts have been given to a BackendGroup, once a rank, since the
+/// program began.
+int num_groups_over_hosts();
 
 struct RunOptions {
   Backend backend = default_backend();
@@ -103,6 +106,12 @@ class RankData {
   [[nodiscard]] ForwardOutput forward_output();
   [[nodiscard]] BackwardOutput backward_output();
 
+  /// From now on calls read x, or dy, from rows that are `stride` elements apart and begin `offset`
+  /// elements into memory that is NaN between them. With a stride of 0, as torch's expand() gives
+  /// it, all rows are the last one.
+  void spread_x(std::int64_t stride, std::int64_t offset);
+  void spread_dy(std::int64_t stride, std::int64_t offset);
+
   /// Fills y with NaN, then runs. Collective.
   CallContext forward(MoeLayer& layer);
   /// Fills dx, dweights and stored weight gradients with NaN, then runs. Gradients that are
@@ -112,6 +121,13 @@ class RankData {
   [[nodiscard]] const LayerTensors& tensors() const { return tensors_; }
 
  private:
+  struct SpreadRows {
+    std::vector<bf16> memory;
+    std::int64_t stride;
+    std::int64_t offset;
+    void read_by(ConstTensorView& rows) const;
+  };
+  static SpreadRows spread(const ConstTensorView& rows, std::int64_t stride, std::int64_t offset);
   ExpertWeights upload(const ExpertWeights& experts);
   void check_and_download(MoeLayer& layer,
                           std::initializer_list<RawTensor LayerTensors::*> tensors);
@@ -120,6 +136,8 @@ class RankData {
   int rank_;
   WeightGradientMode weight_gradient_mode_;
   LayerTensors tensors_;
+  std::optional<SpreadRows> x_rows_;  ///< in place of the problem's
+  std::optional<SpreadRows> dy_rows_;
   std::unique_ptr<DeviceCopies> copies_;  ///< null on the cpu backend
 };
 

@@ -1,10 +1,12 @@
 // The layer of the CUDA backend over several hosts gives the bits of one host. Hosts are stand-ins:
 // threads of this process, whose ranks exchange by copies, on one device.
+#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
+#include "cuda/runtime.h"
 #include "gpu/hosts_ways.h"
 #include "hosts_scripts.h"
 #include "megamoe/cuda.h"
@@ -14,6 +16,14 @@ namespace {
 
 /// Ranks that share a device, but for the first where there are two.
 constexpr Layout kLayouts[] = {{2, 1}, {2, 2}, {2, 4}, {4, 2}};
+
+/// Of the device of this rank.
+std::size_t free_bytes(Communicator& threads) {
+  const cuda::CurrentDevice current(cuda_device_of(threads.rank(), threads.size()));
+  std::size_t free = 0, total = 0;
+  cuda::check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  return free;
+}
 
 class StandInHosts : public testing::TestWithParam<Layout> {};
 
@@ -60,6 +70,25 @@ TEST_P(StandInHosts, RefuseWhatIsWrongAndStayUsable) {
     for (const Refusal& refusal : kRefusals) {
       EXPECT_EQ(refusal.run({group.get(), options}), "") << refusal.name;
     }
+  });
+}
+
+/// Case 26.
+TEST_P(StandInHosts, ForwardsWithoutABackwardTakeNoMemory) {
+  const Layout layout = GetParam();
+  const Problem problem = make_problem(spec_of(tokens(layout.num_ranks(), {12, 7})));
+  run_ranks(even_topology(layout.num_hosts, layout.ranks_per_host), [&](Communicator& threads) {
+    RankSession session(problem, {}, threads);
+    const auto forwards_without_a_backward = [&](int count) {
+      for (int i = 0; i < count; ++i) session.forward();
+      threads.barrier("all have called", 60.0);
+    };
+    forwards_without_a_backward(10);
+    const std::size_t before = free_bytes(threads);
+    threads.barrier("all have looked", 60.0);
+    forwards_without_a_backward(100);
+    EXPECT_EQ(free_bytes(threads), before) << "rank " << threads.rank();
+    threads.barrier("the end", 60.0);
   });
 }
 

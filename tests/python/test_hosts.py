@@ -20,7 +20,7 @@ def on_hosts_of_their_own(rank):
     found["recompute"] = results(lambda *tensors: megamoe.moe(*tensors, recompute=True), problem)
     found["no overlap"] = results(lambda *tensors: megamoe.moe(*tensors, overlap_comm=False), problem)
     both = dist.new_group([0, 1])
-    megamoe.init(both, host=f"host {rank}")
+    megamoe.init(both, host=f"host {rank}", network_groups=3, network_ctas=4)
     found["second group"] = results(lambda *tensors: megamoe.moe(*tensors, group=both), problem)
     inputs = [problem.x, problem.expert_ids, problem.weights, problem.gate_up, problem.down]
     found["message"] = message_of(lambda: megamoe.moe(problem.x.float() if rank == 1 else problem.x, *inputs[1:]))
@@ -42,6 +42,10 @@ def refused_meetings(rank):
         refusal(host="host 1", rendezvous=29501),
         refusal(entry_deadline_s=-1.0),
         refusal(inner_deadline_s="1"),
+        refusal(network_groups=9),
+        refusal(network_ctas=1.0),
+        refusal(host="host 1", network_groups=3),
+        refusal(host="host 1", network_ctas=4),
     ]
 
 
@@ -69,4 +73,8 @@ def test_what_a_rank_gives_is_refused_on_all(tmp_path):
             "TypeError: rank 1: rendezvous must be a str, is int",
             "ValueError: rank 1: entry_deadline_s is -1.0 s, must be positive and finite",
             "TypeError: rank 1: inner_deadline_s must be a number, is str",
+            "ValueError: rank 1: network_groups is 9, must be from 0 to 8",
+            "TypeError: rank 1: network_ctas must be an int, is float",
+            "ValueError: ranks differ in network_groups: rank 0 has 0, rank 1 has 3",
+            "ValueError: ranks differ in network_ctas: rank 0 has 0, rank 1 has 4",
         ]

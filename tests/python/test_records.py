@@ -107,6 +107,10 @@ def test_without_torch_only_ours_is_recorded(record, tmp_path, files, monkeypatc
     assert records[0]["products"]["down"]["torch_tflops"] is None and "slower than torch" not in text
 
 
+def layers_of(records):
+    return [record for record in records if record["benchmark"] == "layer over hosts" and record["overlap"] == "on"]
+
+
 def test_the_record_of_layers_over_hosts(tmp_path):
     run = {
         "commit": "0123456789ab",
@@ -162,3 +166,12 @@ def test_the_record_of_layers_over_hosts(tmp_path):
     assert "| 8 | 4 | step | 22.0 | 31.0 | 9.0 | 21.0 | 2.5 | 2.0 | 27.6 |" in text
     assert "| 0123456789ab | qwen3-30b | 8192 | saved | on | 90.0 [89.0, 95.0] | 100.0 [99.0, 101.0] |" in text
     assert text.endswith("What it says.\n")
+    assert "of messages the slowest rank's, of layers rank 0's" in text
+    told = [record | ({"times_of": "slowest rank"} if record in layers_of(records) else {}) for record in records]
+    (tmp_path / "hosts.json").write_text(json.dumps(told))
+    module.main([*inputs, "--output", str(tmp_path), "--name", "two"])
+    assert "Medians: the slowest rank's." in (tmp_path / "hosts-two.md").read_text()
+    told[records.index(layers_of(records)[0])] = layers_of(records)[0]
+    (tmp_path / "hosts.json").write_text(json.dumps(told))
+    with pytest.raises(SystemExit, match="make two records"):
+        module.main([*inputs, "--output", str(tmp_path), "--name", "two"])

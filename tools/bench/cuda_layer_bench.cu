@@ -224,14 +224,15 @@ double dense_tflops_of(int device) {
 
 CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
                                   const std::vector<std::vector<std::int32_t>>& ids_RTK,
-                                  int num_repeats, Communicator* launched) {
+                                  int num_repeats, Communicator* launched,
+                                  const CudaHostsOptions& hosts) {
   const int num_ranks = static_cast<int>(ids_RTK.size());
   const int busiest = count_busiest(config.shape, ids_RTK).rank;
   CudaLayerTimes times;  // whose shares are those of the one rank here that speaks
   const auto run_rank = [&](Communicator& ranks, int device, bool speaks) {
     const int rank = ranks.rank();
     const CurrentDevice current(device);
-    const auto group = make_cuda_communicator(ranks, device);
+    const auto group = make_cuda_communicator(ranks, device, hosts);
     SamplesMs forward_S(num_repeats);
     SamplesMs backward_S(num_repeats);
     RankTensors tensors(config, num_ranks, rank, device, ids_RTK[rank]);

@@ -9,6 +9,7 @@
 #include "bench/samples.h"
 #include "megamoe/communicator.h"
 #include "megamoe/config.h"
+#include "megamoe/cuda.h"
 
 namespace megamoe::bench {
 
@@ -44,10 +45,12 @@ struct CudaLayerTimes {
 /// counted: the chip's clock falls under sustained load. Every rank has
 /// config.shape.max_tokens tokens; `ids_RTK` holds each rank's ids. Inputs are random at unit
 /// scale, weights at 1/sqrt(fan in). Ranks are threads of this process, or, where `launched` is not
-/// null, its processes, which all get the times. Throws Error.
+/// null, its processes, which all get the times; `hosts` says how calls over several hosts run.
+/// Throws Error.
 CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
                                   const std::vector<std::vector<std::int32_t>>& ids_RTK,
-                                  int num_repeats, Communicator* launched = nullptr);
+                                  int num_repeats, Communicator* launched = nullptr,
+                                  const CudaHostsOptions& hosts = {});
 
 /// What dense products reach on this machine, measured now: bf16, 8192^3, cuBLAS, random data.
 /// TFLOP/s of the slowest of the ranks' devices; 0 where cuBLAS (libcublas.so.13 or .12) cannot be

@@ -14,7 +14,8 @@ namespace {
 
 CudaLayerTimes time_layer_on_cuda(const LayerConfig& /*config*/,
                                   const std::vector<std::vector<std::int32_t>>& /*ids_RTK*/,
-                                  int /*num_repeats*/, Communicator* /*launched*/) {
+                                  int /*num_repeats*/, Communicator* /*launched*/,
+                                  const CudaHostsOptions& /*hosts*/) {
   refuse();
 }
 double dense_tflops(int /*num_ranks*/, Communicator* /*launched*/) { refuse(); }

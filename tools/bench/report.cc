@@ -262,7 +262,11 @@ nlohmann::ordered_json to_cuda_record(const CudaLayerResult& result, double dens
       {"mode", to_text(result.config.memory_mode)},
       {"weight_gradients", to_text(result.config.weight_gradient_mode)}};
   append_layer(record, result.shape_name, result.config.shape, result.num_ranks);
-  if (result.num_hosts > 1) record["hosts"] = result.num_hosts;
+  if (result.num_hosts > 1) {
+    record["hosts"] = result.num_hosts;
+    record["network_groups"] = result.hosts.network_groups;
+    record["network_ctas"] = result.hosts.network_ctas;
+  }
   record["dense_tflops"] = dense_tflops;
   append_times(record, result, result.times.forward_ms, result.times.backward_ms);
   append_routing(record, result, dense_tflops);

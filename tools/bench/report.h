@@ -43,7 +43,8 @@ struct CudaLayerResult {
   LayerConfig config;
   int num_ranks;
   int num_hosts;
-  std::int64_t num_rows;  ///< over all ranks
+  CudaHostsOptions hosts;  ///< as asked for
+  std::int64_t num_rows;   ///< over all ranks
   Routing routing;
   BusiestRows busiest;
   CudaLayerTimes times;

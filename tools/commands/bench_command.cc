@@ -36,6 +36,7 @@ struct BenchOptions {
   std::uint64_t seed = 1;
   std::string json_path;
   LaunchOptions launch;
+  CudaHostsOptions hosts;
 };
 
 constexpr const char* kFooter =
@@ -156,11 +157,12 @@ nlohmann::ordered_json run_on_cuda(const BenchOptions& options, const Layers& la
         config,
         options.num_ranks,
         launched == nullptr ? 1 : launched->topology().num_hosts(),
+        options.hosts,
         num_rows_of(options, config),
         bench::parse_routing(options.routing),
         busiest,
         bench::time_layer_on_cuda(with_capacity(config, options.num_ranks, busiest), ids_RTK,
-                                  options.num_repeats, launched)};
+                                  options.num_repeats, launched, options.hosts)};
     if (!speaks) continue;
     bench::print_cuda_result(result, dense_tflops);
     std::fflush(stdout);
@@ -212,6 +214,7 @@ nlohmann::ordered_json run_steps(const BenchOptions& options, const Layers& laye
 }
 
 void run_bench(BenchOptions options, const std::string& command_line) {
+  if (options.backend == "cpu") refuse_hosts_options_on_cpu(options.hosts);
   std::unique_ptr<Communicator> launched;
   if (options.launch.is_launched) {
     if (options.backend != "cuda") refuse("--launched", "times layers on GPUs: --backend cuda");
@@ -294,6 +297,10 @@ void add_bench_command(CLI::App& app, const std::string& command_line) {
       ->capture_default_str();
   command->add_option("--json", options->json_path, "Also write the records to this file, as JSON");
   add_launch_options(*command, options->launch);
+  add_hosts_options(*command, options->hosts);
+  for (const char* name : {"--network-groups", "--network-ctas"}) {
+    command->get_option(name)->needs(command->get_option("--launched"));
+  }
   command->get_option("--launched")->excludes(ranks)->excludes(steps);
   command->callback([options, command_line] { run_bench(*options, command_line); });
 }

@@ -95,6 +95,7 @@ std::string name_in(const std::map<std::string, Enum>& names, Enum value) {
 }
 
 void check_combination(const VerifyOptions& options) {
+  if (options.run.backend == Backend::cpu) refuse_hosts_options_on_cpu(options.run.cuda_hosts);
   const ProblemSpec& spec = options.spec;
   if (options.num_ranks % std::max(1, options.run.num_hosts) != 0) {
     refuse("--hosts", std::to_string(options.num_ranks) + " ranks (--ranks) do not divide among " +
@@ -194,6 +195,8 @@ nlohmann::ordered_json to_record(const VerifyOptions& options,
           {"backend", name_in(kBackends, options.run.backend)},
           {"ranks", options.num_ranks},
           {"hosts", num_hosts_of(options)},
+          {"network_groups", options.run.cuda_hosts.network_groups},
+          {"network_ctas", options.run.cuda_hosts.network_ctas},
           {"tokens_per_rank", options.num_tokens},
           {"hidden", spec.hidden_dim},
           {"intermediate", spec.intermediate_dim},
@@ -302,6 +305,7 @@ void add_verify_command(CLI::App& app) {
   command.option_defaults()->always_capture_default();
   add_shape_options(command, *options);
   add_launch_options(command, options->launch);
+  add_hosts_options(command, options->run.cuda_hosts);
   command.get_option("--launched")
       ->excludes(command.get_option("--ranks"))
       ->excludes(command.get_option("--hosts"));

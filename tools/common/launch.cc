@@ -70,6 +70,28 @@ void add_launch_options(CLI::App& command, LaunchOptions& options) {
       ->default_str("");
 }
 
+void add_hosts_options(CLI::App& command, CudaHostsOptions& hosts) {
+  command
+      .add_option(
+          "--network-groups", hosts.network_groups,
+          "On several hosts, cuda: groups of experts, of which one is computed while others "
+          "travel; 0: as a cost model suggests")
+      ->check(CLI::Range(0, CudaHostsOptions::kMostGroups))
+      ->capture_default_str();
+  command
+      .add_option("--network-ctas", hosts.network_ctas,
+                  "On several hosts, cuda: CTAs, and with them multiprocessors, of transfers "
+                  "between hosts; 0: the default, 8")
+      ->check(CLI::Range(0, CudaHostsOptions::kMostCtas))
+      ->capture_default_str();
+}
+
+void refuse_hosts_options_on_cpu(const CudaHostsOptions& hosts) {
+  const char* const why = "says how calls run on GPUs: --backend cuda";
+  if (hosts.network_groups != 0) refuse("--network-groups", why);
+  if (hosts.network_ctas != 0) refuse("--network-ctas", why);
+}
+
 std::unique_ptr<Communicator> join_launched_group(const LaunchOptions& options) {
   NetworkOptions network = options.network;
   network.rank =

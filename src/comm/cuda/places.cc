@@ -44,7 +44,9 @@ Arrangement arrangement_of(const std::vector<Place>& places, int first_rank, int
 }
 
 constexpr int kDefaultNetworkCtas = 8;
-constexpr CudaHostsOptions kMostOptions{.network_groups = kMaxNetworkGroups, .network_ctas = 64};
+constexpr CudaHostsOptions kMostOptions{.network_groups = CudaHostsOptions::kMostGroups,
+                                        .network_ctas = CudaHostsOptions::kMostCtas};
+static_assert(CudaHostsOptions::kMostGroups == kMaxNetworkGroups);
 
 }  // namespace
 

@@ -13,6 +13,7 @@
 #include "comm/network/mesh.h"
 #include "comm/network/network_communicator.h"
 #include "comm/network/rendezvous.h"
+#include "comm/process_communicator.h"
 #include "comm/run_ranks.h"
 #include "megamoe/network.h"
 
@@ -34,7 +35,7 @@ Topology topology_of(const Membership& membership) {
   return Topology(host_names_R);
 }
 
-/// `make_host_group(topology, group id)` gives the group of this rank's host.
+/// `make_host_group(topology, group id, mesh)` gives the group of this rank's host.
 template <class MakeHostGroup>
 std::unique_ptr<Communicator> join_group(const Endpoint& rendezvous, const NetworkOptions& options,
                                          Socket listener, double deadline_s,
@@ -47,7 +48,7 @@ std::unique_ptr<Communicator> join_group(const Endpoint& rendezvous, const Netwo
       network::link_all(membership, rendezvous, options.rank, deadline), options.rank);
   std::unique_ptr<Communicator> host_group;
   try {
-    host_group = make_host_group(topology, membership.group_id);
+    host_group = make_host_group(topology, membership.group_id, *mesh);
   } catch (const std::exception& error) {
     mesh->leave(error.what());
     throw;
@@ -74,15 +75,19 @@ std::unique_ptr<Communicator> make_network_communicator(const NetworkOptions& op
   const Endpoint rendezvous = network::parse_endpoint(options.rendezvous, "rendezvous");
   NetworkOptions named = options;
   if (named.host_name.empty()) named.host_name = network::this_host();
+  if (options.rank == 0) network::require_own(rendezvous);
   Socket listener = options.rank == 0 ? network::listen_at(rendezvous) : Socket();
   return join_group(rendezvous, named, std::move(listener), deadline_s,
-                    [&](const Topology& topology, std::uint64_t group_id) {
+                    [&](const Topology& topology, std::uint64_t group_id, Mesh& mesh) {
                       const int host = topology.host_of(options.rank);
                       try {
-                        return make_process_communicator(host_group_name(group_id, host),
-                                                         topology.local_index_of(options.rank),
-                                                         topology.ranks_per_host(), deadline_s);
+                        return make_process_communicator(
+                            host_group_name(group_id, host), topology.local_index_of(options.rank),
+                            topology.ranks_per_host(), deadline_s,
+                            [&] { mesh.throw_if_left("the other processes of its host"); });
                       } catch (const Error& error) {
+                        if (mesh.has_failed())
+                          throw;  // whoever has left is named as the group names it
                         throw Error(
                             error.code(),
                             "ranks that name the host " + topology.host_name(host) +
@@ -116,7 +121,7 @@ std::vector<std::unique_ptr<Communicator>> make_thread_communicators(const Topol
                                      topology.host_name(topology.host_of(rank))};
         communicators[rank] = join_group(
             rendezvous, options, rank == 0 ? std::move(listener) : Socket(), kDeadlineS,
-            [&](const Topology&, std::uint64_t) { return std::move(host_groups_R[rank]); });
+            [&](const Topology&, std::uint64_t, Mesh&) { return std::move(host_groups_R[rank]); });
       } catch (...) {
         const std::lock_guard lock(mutex);
         if (!first_error) first_error = std::current_exception();

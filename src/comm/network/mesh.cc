@@ -65,9 +65,7 @@ void Mesh::exchange(std::span<const Outgoing> outgoing, std::span<Incoming> inco
 void Mesh::advance(int peer, const char* what) {
   Traffic& traffic = traffic_R_[peer];
   const int descriptor = links_[peer].data.descriptor();
-  const auto fail_here = [&] {
-    fail_because_of(peer, " while rank " + std::to_string(rank_) + " waited for " + what);
-  };
+  const auto fail_here = [&] { fail_because_of(peer, while_waiting_for(what)); };
   if (traffic.reader) {
     const Progress progress = traffic.reader->advance(descriptor);
     if (progress == Progress::closed) fail_here();
@@ -85,6 +83,10 @@ void Mesh::advance(int peer, const char* what) {
       fail_here();  // it reads no more
     }
   }
+}
+
+std::string Mesh::while_waiting_for(const char* what) const {
+  return " while rank " + std::to_string(rank_) + " waited for " + what;
 }
 
 void Mesh::wait(const Deadline& deadline, const char* what) {
@@ -141,7 +143,7 @@ void Mesh::fail_because_of(int peer, const std::string& while_what) {
     send_leave(LeaveKind::broken, reason);  // for those that wait for this rank only
     fail(ErrorCode::deadline_exceeded, reason);
   }
-  fail(ErrorCode::peer_failed, has_left_text(peer, reason) + while_what);
+  fail(ErrorCode::peer_failed, first_cause_text(peer, reason) + while_what);
 }
 
 const Mesh::Leave& Mesh::leave_of(int peer, double wait_s) {
@@ -184,6 +186,17 @@ void Mesh::throw_if_broken() {
   if (breaker >= 0) fail_because_of(breaker, "");
 }
 
+void Mesh::throw_if_left(const char* what) {
+  throw_if_failed();
+  int first = -1;
+  {
+    const std::lock_guard lock(leaves_mutex_);
+    const int breaker = look_for_leaves();
+    if (!left_.empty()) first = breaker >= 0 ? breaker : left_.front();
+  }
+  if (first >= 0) fail_because_of(first, while_waiting_for(what));
+}
+
 std::vector<Departure> Mesh::departures() {
   const std::lock_guard lock(leaves_mutex_);
   const int breaker = look_for_leaves();
@@ -192,10 +205,10 @@ std::vector<Departure> Mesh::departures() {
   if (failure_ && failure_->code() == ErrorCode::deadline_exceeded) broken = failure_;
   std::vector<Departure> departures;
   const auto add = [&](int peer) {
-    departures.push_back({peer, broken
-                                    ? *broken
-                                    : Error(ErrorCode::peer_failed,
-                                            has_left_text(peer, leaves_R_[peer].reason.data()))});
+    departures.push_back(
+        {peer, broken ? *broken
+                      : Error(ErrorCode::peer_failed,
+                              first_cause_text(peer, leaves_R_[peer].reason.data()))});
   };
   for (const int peer : left_) add(peer);
   for (int peer = 0; broken && peer < size(); ++peer) {

@@ -39,6 +39,8 @@ class Mesh {
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return static_cast<int>(links_.size()); }
+  /// Whether exchange() or throw_if_left() has thrown a peer's departure or a missed deadline.
+  [[nodiscard]] bool has_failed() const { return failure_.has_value(); }
 
   /// Sends and receives all of it, at most one message to and one from a peer. Throws peer_failed
   /// naming a peer that has left before its part was done, deadline_exceeded naming those that are
@@ -47,6 +49,8 @@ class Mesh {
                 double deadline_s);
   /// As Communicator::departures(); the only member that other threads may call.
   [[nodiscard]] std::vector<Departure> departures();
+  /// Throws what exchange() throws where a peer has left, now and ever after.
+  void throw_if_left(const char* what);
   /// Tells all peers why this rank takes no further part. The first reason given stays.
   void leave(const std::string& reason) noexcept;
 
@@ -73,6 +77,7 @@ class Mesh {
   [[noreturn]] void miss_deadline(const Deadline& deadline, const char* what);
   [[noreturn]] void fail(ErrorCode code, const std::string& reason);
   [[noreturn]] void fail_because_of(int peer, const std::string& while_what);
+  [[nodiscard]] std::string while_waiting_for(const char* what) const;
   void throw_if_failed() const;
   /// Fails where a peer has broken the group.
   void throw_if_broken();

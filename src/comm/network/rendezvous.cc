@@ -219,6 +219,15 @@ std::string this_host() {
   return std::string(name.data()) + " (boot " + boot_id.substr(0, 36) + ")";
 }
 
+void require_own(const Endpoint& rendezvous) {
+  if (is_of_this_machine(rendezvous)) return;
+  throw Error(ErrorCode::invalid_argument,
+              "rendezvous " + to_string(rendezvous) + " is no address of rank 0's machine (" +
+                  this_host() +
+                  "), where rank 0 would listen; start rank 0 there, or give it a name of its own "
+                  "machine");
+}
+
 Socket listen_at(const Endpoint& rendezvous) {
   // Every address, because the name of the own machine may well resolve to loopback there, and to
   // something else on its peers.

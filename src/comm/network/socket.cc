@@ -27,15 +27,15 @@ std::string system_reason() { return std::strerror(errno); }
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-/// Throws invalid_argument for an address that nothing resolves.
-Addresses resolve(const Endpoint& endpoint, int flags) {
+/// Of the endpoint's address with `port`. Throws invalid_argument where nothing resolves it.
+Addresses resolve(const Endpoint& endpoint, std::uint16_t port, int flags) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = flags | AI_NUMERICSERV;
   addrinfo* found = nullptr;
   const char* address = endpoint.address.empty() ? nullptr : endpoint.address.c_str();
-  const int status = getaddrinfo(address, std::to_string(endpoint.port).c_str(), &hints, &found);
+  const int status = getaddrinfo(address, std::to_string(port).c_str(), &hints, &found);
   if (status != 0) {
     throw Error(ErrorCode::invalid_argument,
                 "address " + to_string(endpoint) + " cannot be resolved: " + gai_strerror(status));
@@ -129,8 +129,19 @@ Endpoint parse_endpoint(const std::string& text, const char* what) {
   return endpoint;
 }
 
+bool is_of_this_machine(const Endpoint& endpoint) {
+  const Addresses addresses = resolve(endpoint, /*port=*/0, 0);
+  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    const Socket socket = open_socket(*address);
+    if (socket.is_open() && bind(socket.descriptor(), address->ai_addr, address->ai_addrlen) == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
 Socket listen_on(const Endpoint& endpoint) {
-  const Addresses addresses = resolve(endpoint, AI_PASSIVE);
+  const Addresses addresses = resolve(endpoint, endpoint.port, AI_PASSIVE);
   std::string why;
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     Socket socket = open_socket(*address);
@@ -175,7 +186,7 @@ bool is_loopback(const std::string& address) {
 
 std::optional<Socket> connect_to(const Endpoint& endpoint, const Deadline& deadline,
                                  std::string& why) {
-  const Addresses addresses = resolve(endpoint, 0);
+  const Addresses addresses = resolve(endpoint, endpoint.port, 0);
   for (;;) {
     for (const addrinfo* address = addresses.get(); address != nullptr;
          address = address->ai_next) {

@@ -38,6 +38,9 @@ std::string to_string(const Endpoint& endpoint);
 /// "ADDRESS:PORT" or "[ADDRESS]:PORT". Throws invalid_argument naming `what`.
 Endpoint parse_endpoint(const std::string& text, const char* what);
 
+/// Whether one of the addresses that the name has is one of this machine. Throws invalid_argument
+/// where nothing resolves it.
+bool is_of_this_machine(const Endpoint& endpoint);
 /// Listens; port 0 takes a free one. Throws invalid_argument or internal with the system's reason.
 Socket listen_on(const Endpoint& endpoint);
 std::uint16_t port_of(const Socket& socket);
