@@ -75,7 +75,7 @@ std::unique_ptr<Communicator> make_network_communicator(const NetworkOptions& op
   const Endpoint rendezvous = network::parse_endpoint(options.rendezvous, "rendezvous");
   NetworkOptions named = options;
   if (named.host_name.empty()) named.host_name = network::this_host();
-  if (options.rank == 0) network::require_own(rendezvous);
+  network::require_resolvable(rendezvous);
   Socket listener = options.rank == 0 ? network::listen_at(rendezvous) : Socket();
   return join_group(rendezvous, named, std::move(listener), deadline_s,
                     [&](const Topology& topology, std::uint64_t group_id, Mesh& mesh) {

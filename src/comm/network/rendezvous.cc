@@ -94,6 +94,13 @@ void replace_loopback(std::vector<Member>& members, const std::vector<Socket>& r
   }
 }
 
+/// An address of another machine may yet lead here, where it is translated on the way.
+std::string where_it_is(const Endpoint& rendezvous) {
+  return is_of_this_machine(rendezvous)
+             ? ""
+             : ", which is no address of rank 0's machine (" + this_host() + ")";
+}
+
 /// Rank 0's part.
 Membership gather(const Endpoint& rendezvous, const NetworkOptions& options, Socket listener,
                   const Deadline& deadline) {
@@ -104,6 +111,7 @@ Membership gather(const Endpoint& rendezvous, const NetworkOptions& options, Soc
   std::random_device random;
   membership.group_id = (std::uint64_t{random()} << 32) | random();
 
+  const std::string where = where_it_is(rendezvous);
   int num_joined = 1;
   LocalOutcome outcome;
   while (num_joined < options.num_ranks) {
@@ -111,7 +119,7 @@ Membership gather(const Endpoint& rendezvous, const NetworkOptions& options, Soc
     if (!socket) {
       outcome = refusal(ErrorCode::deadline_exceeded,
                         "rank 0 waited " + std::to_string(deadline.seconds()) + " s at " +
-                            options.rendezvous + "; missing: rank " + missing_ranks(ranks));
+                            options.rendezvous + where + "; missing: rank " + missing_ranks(ranks));
       break;
     }
     Greeting greeting;
@@ -217,15 +225,6 @@ std::string this_host() {
   std::string boot_id;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot_id);
   return std::string(name.data()) + " (boot " + boot_id.substr(0, 36) + ")";
-}
-
-void require_own(const Endpoint& rendezvous) {
-  if (is_of_this_machine(rendezvous)) return;
-  throw Error(ErrorCode::invalid_argument,
-              "rendezvous " + to_string(rendezvous) + " is no address of rank 0's machine (" +
-                  this_host() +
-                  "), where rank 0 would listen; start rank 0 there, or give it a name of its own "
-                  "machine");
 }
 
 Socket listen_at(const Endpoint& rendezvous) {

@@ -35,10 +35,6 @@ void check_options(const NetworkOptions& options);
 /// The name of this machine and its boot id: what ranks share that share memory.
 std::string this_host();
 
-/// Throws invalid_argument where rank 0, on this machine, cannot be reached at `rendezvous`: nobody
-/// would come. An address that is translated on the way is refused, too: rank 0 then takes one of
-/// its own machine, the others the translated one.
-void require_own(const Endpoint& rendezvous);
 /// Rank 0's socket for `rendezvous`; port 0 takes a free one.
 Socket listen_at(const Endpoint& rendezvous);
 

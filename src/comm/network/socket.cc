@@ -129,6 +129,8 @@ Endpoint parse_endpoint(const std::string& text, const char* what) {
   return endpoint;
 }
 
+void require_resolvable(const Endpoint& endpoint) { resolve(endpoint, endpoint.port, 0); }
+
 bool is_of_this_machine(const Endpoint& endpoint) {
   const Addresses addresses = resolve(endpoint, /*port=*/0, 0);
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {

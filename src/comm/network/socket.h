@@ -38,6 +38,8 @@ std::string to_string(const Endpoint& endpoint);
 /// "ADDRESS:PORT" or "[ADDRESS]:PORT". Throws invalid_argument naming `what`.
 Endpoint parse_endpoint(const std::string& text, const char* what);
 
+/// Throws invalid_argument where nothing resolves the address.
+void require_resolvable(const Endpoint& endpoint);
 /// Whether one of the addresses that the name has is one of this machine. Throws invalid_argument
 /// where nothing resolves it.
 bool is_of_this_machine(const Endpoint& endpoint);
