@@ -12,6 +12,7 @@
 #include "kernels/exchange/exchange.h"
 #include "kernels/forward/forward.h"
 #include "kernels/launch.h"
+#include "schedule/backward_order.h"
 
 namespace megamoe::cuda {
 namespace {
@@ -348,38 +349,66 @@ void CudaBackend::gradients_beside_rows(std::byte* plan, std::int64_t num_tokens
   beside.dx_TH = rows_output(output.dx);
   beside.dweights_TK = dweights_output(output.dweights);
   beside.num_tokens = num_tokens;
-  products::LaunchOptions dx_launch = launch;
   const schedule::SmSplit sms = sms_beside_dx(launch);
-  std::optional<SideStream::Fork> fork;
-  memory_.stages.start("dx", launch.stream);
-  if (sms.gradients > 0) {
-    fork.emplace(memory_.gradients_side, launch.stream);
-    dx_launch.num_sms = sms.dx;
+  const bool is_beside_dx = sms.gradients > 0;
+  products::LaunchOptions dx_launch = launch;
+  products::LaunchOptions behind_dx = launch;
+  if (is_beside_dx) {
+    dx_launch.num_sms = behind_dx.num_sms = sms.dx;
     dx_launch.ends = nullptr;  // its SMs go on with weight gradients
   }
-  // Before the gradients beside it: where SMs are taken, they wait for dx, not dx for them.
-  gpu::dx_and_push(view_, plan, rows_.origin_C, rows_.dg_CI, rows_.du_CI, input.experts.gate,
-                   input.experts.up, dx_launch);
-  if (fork) {
-    products::LaunchOptions beside_dx = launch;
-    beside_dx.stream = fork->stream();
-    beside_dx.num_sms = sms.gradients;
-    gpu::weight_gradients_beside_rows(view_, plan, gradients, gradient_mode(), beside, beside_dx);
+  // All launches take tiles from one counter: that behind dx begins on the SMs that dx leaves.
+  const auto launch_gradients = [&](const products::LaunchOptions& options) {
+    gpu::weight_gradients_beside_rows(view_, plan, gradients, gradient_mode(), beside, options);
+  };
+  std::optional<SideStream::Fork> fork;
+  memory_.stages.start("dx", launch.stream);
+  for (const schedule::BackwardStep& step : schedule::kGradientsBesideRows) {
+    if (!schedule::takes_place(step.launch, is_beside_dx)) continue;
+    const bool is_beside = step.stream == schedule::LaunchStream::beside;
+    const cudaStream_t stream = is_beside ? fork->stream() : launch.stream;
+    switch (step.launch) {
+      case schedule::BackwardLaunch::fork:
+        fork.emplace(memory_.gradients_side, stream);
+        break;
+      case schedule::BackwardLaunch::dx_and_push:
+        dx_launch.stream = stream;
+        gpu::dx_and_push(view_, plan, rows_.origin_C, rows_.dg_CI, rows_.du_CI, input.experts.gate,
+                         input.experts.up, dx_launch);
+        break;
+      case schedule::BackwardLaunch::gradients_beside_dx: {
+        products::LaunchOptions beside_dx = launch;
+        beside_dx.stream = stream;
+        beside_dx.num_sms = sms.gradients;
+        launch_gradients(beside_dx);
+        break;
+      }
+      case schedule::BackwardLaunch::push_dweights:
+        memory_.stages.start("push", stream);
+        gpu::push_dweights(view_, plan, rows_.origin_C, segments, stream);
+        break;
+      case schedule::BackwardLaunch::announce:
+        gpu::announce(view_, Signal::gradients_sent, stream);
+        break;
+      case schedule::BackwardLaunch::gradients_behind_dx:
+        memory_.stages.start("weight_gradients", stream);
+        behind_dx.stream = stream;
+        launch_gradients(behind_dx);
+        break;
+      case schedule::BackwardLaunch::join:
+        fork->join();
+        break;
+      case schedule::BackwardLaunch::meet_results:
+        memory_.stages.start("meet_results", stream);
+        meet(Signal::results_sent, plan, order, stream);
+        break;
+      case schedule::BackwardLaunch::reduce_rest:
+        memory_.stages.start("reduce", stream);
+        gpu::reduce_other_gradients(view_, plan, beside.dx_TH, beside.dweights_TK, num_tokens,
+                                    stream);
+        break;
+    }
   }
-  memory_.stages.start("push", launch.stream);
-  gpu::push_dweights(view_, plan, rows_.origin_C, segments, launch.stream);
-  gpu::announce(view_, Signal::gradients_sent, launch.stream);
-  memory_.stages.start("weight_gradients", launch.stream);
-  // Both launches take tiles from one counter: this one begins on the SMs that dx leaves.
-  products::LaunchOptions behind_dx = launch;
-  behind_dx.num_sms = dx_launch.num_sms;
-  gpu::weight_gradients_beside_rows(view_, plan, gradients, gradient_mode(), beside, behind_dx);
-  if (fork) fork->join();
-  memory_.stages.start("meet_results", launch.stream);
-  meet(Signal::results_sent, plan, order, launch.stream);
-  memory_.stages.start("reduce", launch.stream);
-  gpu::reduce_other_gradients(view_, plan, beside.dx_TH, beside.dweights_TK, num_tokens,
-                              launch.stream);
 }
 
 void CudaBackend::gradients_one_after_the_other(std::byte* plan, const BackwardInput& input,

@@ -1,10 +1,10 @@
 // The checker of the flag protocol: a model of all ranks' kernels whose agents run in any order.
 //
 // Who.   A rank has a stream: kernels that run one after the other (layer_model.h has the launches
-//        of a call). A kernel has CTAs, a CTA has agents: warps that act in step, one for each role
-//        (load, pull, math, store, push; or just one mover). An agent has a program: a list of
-//        steps (program.h). Programs are built from the schedule that the kernels walk
-//        (src/schedule), so a change there is a change here.
+//        of a call), and for a while one that runs beside them. A kernel has CTAs, a CTA has
+//        agents: warps that act in step, one for each role (load, pull, math, store, push; or just
+//        one mover). An agent has a program: a list of steps (program.h). Programs are built from
+//        the schedule that the kernels walk (src/schedule), so a change there is a change here.
 //
 // What.  Memory is a set of data (memory_model.h), each as small as the smallest store to it: a
 //        row's block of channels, a slot's, a unit of 16 rows of a or dg, a pull list, a header, a
@@ -12,8 +12,7 @@
 //        and mbarriers are not data; agents learn from them.
 //
 // When.  Nothing has a time. Every access is a point on a timeline of its agent, and everybody has
-// a
-//        clock: which points of whom it knows to be past. Clocks grow by
+//        a clock: which points of whom it knows to be past. Clocks grow by
 //          - the end of a kernel, for later kernels of the rank's stream;
 //          - red.release, then ld.acquire of a counter that has reached its target;
 //          - st.release.sys, then ld.acquire.sys of a signal;
@@ -34,12 +33,13 @@
 //        agent needs, at its end: its bulk stores are complete. A parity wait needs: it ends in the
 //        phase that was meant. A plain load of a counter needs: nobody takes from it in the same
 //        kernel. The model asks for both fences where PTX would be content with one, wherever the
-//        protocol has both.
+//        protocol has both. What leaves a rank in a backward call needs: its agent knows nothing of
+//        that call's weight gradients, of any rank, so no order of kernels and no flag has made it
+//        wait for them.
 //
 // Order. Two ways (explore.h). At random: agents of different speeds take bursts of steps. Or all
-// of
-//        them: depth first, states known by a fingerprint. Steps whose outcome does not depend on
-//        when they are taken, and on which nobody's outcome depends, are taken at once: data,
+//        of them: depth first, states known by a fingerprint. Steps whose outcome does not depend
+//        on when they are taken, and on which nobody's outcome depends, are taken at once: data,
 //        fences, mbarriers, waits for a counter that only grows. What is left are takes from the
 //        list of pulls, additions to counters and looks at them (these matter within a rank, and
 //        one rank at a time is enough) and signals (these matter to all). Some steps an agent may

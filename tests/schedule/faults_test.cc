@@ -110,6 +110,11 @@ TEST_P(SearchedFaults, IsFound) {
   shape.dims = {2, 2, 1};
   shape.num_k_blocks = 3;
   shape.fault = GetParam().fault;
+  if (shape.fault >= Fault::joined_before_announcement) {
+    shape.gradients_beside_dx = true;
+    shape.resident_ctas = 2 * shape.num_ctas;
+    shape.num_movers = 1;
+  }
   std::vector<CallSpec> calls(3);
   calls[0].ids = {{0}, {0}};
   for (const std::size_t call : {1, 2}) {
@@ -129,6 +134,7 @@ constexpr const char* kTooEarly = "is read before its write";
 constexpr const char* kStillRead = "may still read it";
 constexpr const char* kTwice = "is written twice";
 constexpr const char* kNobody = "nobody can go on";
+constexpr const char* kMustNotWait = "for which it must not wait";
 constexpr const char* kTakenForFailed = "is taken for one that has failed";
 
 INSTANTIATE_TEST_SUITE_P(
@@ -188,7 +194,11 @@ INSTANTIATE_TEST_SUITE_P(
         Seeded{"XAwaitedWithoutFence", Fault::x_awaited_without_fence, kReaderNotFenced},
         Seeded{"XPullsNotStartedAgain", Fault::x_pulls_not_started_again, "x rows["},
         Seeded{"ResultsSignalBeforeWeightGradients", Fault::results_signal_before_weight_gradients,
-               "staged x["}),
+               "staged x["},
+        Seeded{"AnnouncedBehindGradients", Fault::announced_behind_gradients, kMustNotWait},
+        Seeded{"DweightsBehindGradients", Fault::dweights_behind_gradients, kMustNotWait},
+        Seeded{"JoinedBeforeAnnouncement", Fault::joined_before_announcement, kMustNotWait},
+        Seeded{"PushAwaitsGradients", Fault::push_awaits_gradients, kMustNotWait}),
     [](const auto& seeded) { return std::string(seeded.param.name); });
 
 INSTANTIATE_TEST_SUITE_P(
@@ -208,7 +218,11 @@ INSTANTIATE_TEST_SUITE_P(
         Seeded{"XNotAwaited", Fault::x_not_awaited, "x rows["},
         Seeded{"XPullsNotStartedAgain", Fault::x_pulls_not_started_again, "x rows["},
         Seeded{"ResultsSignalBeforeWeightGradients", Fault::results_signal_before_weight_gradients,
-               "staged x["}),
+               "staged x["},
+        Seeded{"AnnouncedBehindGradients", Fault::announced_behind_gradients, kMustNotWait},
+        Seeded{"DweightsBehindGradients", Fault::dweights_behind_gradients, kMustNotWait},
+        Seeded{"JoinedBeforeAnnouncement", Fault::joined_before_announcement, kMustNotWait},
+        Seeded{"PushAwaitsGradients", Fault::push_awaits_gradients, kMustNotWait}),
     [](const auto& seeded) { return std::string(seeded.param.name); });
 
 }  // namespace

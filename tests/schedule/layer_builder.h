@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "schedule/gradient_walk.h"
 #include "schedule/layer_model.h"
 
 namespace megamoe::checker {
@@ -71,7 +72,7 @@ class LayerModel::Builder {
   /// Of the launch's own pulls.
   [[nodiscard]] bool pulls_late() const {
     return place_.launch == Launch::weight_gradients_beside_rows ||
-           place_.launch == Launch::dx_beside_gradients;
+           place_.launch == Launch::gradients_beside_dx;
   }
   [[nodiscard]] std::uint32_t next_pull() const {
     return counter(pulls_late() ? kNextPullOfX : kNextPull);
@@ -121,23 +122,24 @@ class LayerModel::Builder {
                 Program& steps) const;
 
   // Weight gradients.
-  struct GradientTile {
-    std::uint32_t expert = 0;
-    std::uint32_t job = 0;
+  using GradientTiles = std::vector<schedule::GradientTile>;
+  /// Of numbers `first`, `first` + `step`, ... below `end`, with the `num_early` first jobs of all
+  /// experts before the others.
+  struct TileNumbers {
+    std::uint32_t first = 0;
+    std::uint32_t step = 1;
+    std::uint32_t end = ~std::uint32_t{0};
   };
-  /// In the order in which they are taken: the `num_early` first jobs of all experts, the others.
-  [[nodiscard]] std::vector<GradientTile> gradient_tiles(std::uint32_t num_early) const;
-  [[nodiscard]] std::vector<GradientTile> tiles_of(std::uint32_t cta,
-                                                   std::span<const GradientTile> tiles) const;
+  [[nodiscard]] GradientTiles gradient_tiles(std::uint32_t cta, int num_early,
+                                             const TileNumbers& numbers) const;
   [[nodiscard]] std::uint32_t num_tiles_beside_dx() const;
   void weight_gradients();
-  void gradients_beside_dx();
-  void tiles_beside_rows(std::uint32_t cta, std::span<const GradientTile> tiles, Program& steps);
-  void weight_gradients_beside_rows();
-  void gradient_tile(const GradientTile& tile, std::uint32_t cta, std::uint32_t number,
+  void weight_gradients_beside_rows(std::uint32_t first_cta, const char* name);
+  void tiles_beside_rows(std::uint32_t cta, const GradientTiles& tiles, Program& steps) const;
+  void gradient_tile(const schedule::GradientTile& tile, std::uint32_t cta, std::uint32_t number,
                      Program& steps) const;
-  [[nodiscard]] DatumId gradient(const GradientTile& tile, std::uint32_t cta) const;
-  [[nodiscard]] std::uint64_t gradient_tag(const GradientTile& tile, std::uint32_t cta) const;
+  [[nodiscard]] std::pair<DatumId, std::uint64_t> gradient(std::uint32_t expert, std::uint32_t job,
+                                                           std::uint32_t block) const;
 
   // Products as rings of roles.
   using Tiles = std::vector<schedule::GroupedTile>;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "schedule/backward_order.h"
 #include "schedule/layer_builder.h"
 
 namespace megamoe::checker {
@@ -24,19 +25,8 @@ std::vector<LayerModel::Launch> LayerModel::launches_of(const CallSpec& call) co
   std::vector<Launch> launches;
   if (shape_.overlap) {
     launches = call.backward
-                   ? std::vector{stage_and_enter,
-                                 write_lists,
-                                 meet_staged,
-                                 order_pulls,
-                                 split_groups,
-                                 gate_up_and_pull,
-                                 gradient,
-                                 dx_and_push,
-                                 push_dweights,
-                                 announce,
-                                 weight_gradients_beside_rows,
-                                 meet_results,
-                                 reduce_rest}
+                   ? std::vector{stage_and_enter, write_lists,      meet_staged, order_pulls,
+                                 split_groups,    gate_up_and_pull, gradient}
                    : std::vector{stage_and_enter,  write_lists,   meet_staged,  order_pulls,
                                  gate_up_and_pull, down_and_push, meet_results, reduce};
   } else {
@@ -53,11 +43,44 @@ std::vector<LayerModel::Launch> LayerModel::launches_of(const CallSpec& call) co
     std::erase(launches, gate_up_and_pull);
     std::replace(launches.begin(), launches.end(), gradient, gradient_and_pull);
   }
-  if (shape_.gradients_beside_dx) {
-    std::replace(launches.begin(), launches.end(), dx_and_push, dx_beside_gradients);
-  }
+  if (call.backward && shape_.overlap) add_gradients_beside_rows(launches);
   swap_launches(launches);
   return launches;
+}
+
+void LayerModel::add_gradients_beside_rows(std::vector<Launch>& launches) const {
+  using schedule::BackwardLaunch;
+  for (const schedule::BackwardStep& step : schedule::kGradientsBesideRows) {
+    if (!schedule::takes_place(step.launch, shape_.gradients_beside_dx)) continue;
+    switch (step.launch) {
+      case BackwardLaunch::fork:
+        launches.push_back(Launch::fork_gradients);
+        break;
+      case BackwardLaunch::dx_and_push:
+        launches.push_back(Launch::dx_and_push);
+        break;
+      case BackwardLaunch::gradients_beside_dx:  // begins at the fork
+        break;
+      case BackwardLaunch::push_dweights:
+        launches.push_back(Launch::push_dweights);
+        break;
+      case BackwardLaunch::announce:
+        launches.push_back(Launch::announce);
+        break;
+      case BackwardLaunch::gradients_behind_dx:
+        launches.push_back(Launch::weight_gradients_beside_rows);
+        break;
+      case BackwardLaunch::join:
+        launches.push_back(Launch::gradients_beside_dx);
+        break;
+      case BackwardLaunch::meet_results:
+        launches.push_back(Launch::meet_results);
+        break;
+      case BackwardLaunch::reduce_rest:
+        launches.push_back(Launch::reduce_rest);
+        break;
+    }
+  }
 }
 
 /// What is wrong with them where a fault is seeded.
@@ -107,6 +130,16 @@ void LayerModel::swap_launches(std::vector<Launch>& launches) const {
     case Fault::results_signal_before_weight_gradients:
       swap(weight_gradients_beside_rows, meet_results);
       break;
+    case Fault::announced_behind_gradients:
+      swap(announce, weight_gradients_beside_rows);
+      break;
+    case Fault::dweights_behind_gradients:
+      swap(push_dweights, weight_gradients_beside_rows);
+      break;
+    case Fault::joined_before_announcement:
+      swap(announce, gradients_beside_dx);
+      swap(announce, weight_gradients_beside_rows);
+      break;
     default:
       break;
   }
@@ -124,7 +157,28 @@ std::shared_ptr<const Kernel> LayerModel::kernel(std::uint32_t rank, std::uint32
                                                  const RankControl& control) const {
   const std::optional<Place> place = place_of(index);
   if (!place) return nullptr;
-  return std::make_shared<const Kernel>(Builder(*this, rank, *place, control).build());
+  Kernel kernel = Builder(*this, rank, *place, control).build();
+  relate(index, *place, control.call_failed, kernel);
+  return std::make_shared<const Kernel>(std::move(kernel));
+}
+
+void LayerModel::relate(std::uint32_t index, const Place& place, bool call_failed,
+                        Kernel& kernel) const {
+  using enum Launch;
+  const std::vector<Launch>& launches = launches_[place.call];
+  std::uint32_t first = index;
+  while (first > 0 && place_of(first - 1)->call == place.call) --first;
+  // Of a call that has failed nothing leaves, and peers may be ahead.
+  const bool sends_rows =
+      !call_failed &&
+      (place.launch == dx_and_push || place.launch == push_dweights || place.launch == announce);
+  for (std::uint32_t i = 0; shape_.overlap && i < launches.size(); ++i) {
+    const bool is_beside = launches[i] == gradients_beside_dx;
+    if (is_beside && place.launch == fork_gradients) kernel.forks = first + i;
+    if (sends_rows && (is_beside || launches[i] == weight_gradients_beside_rows)) {
+      kernel.must_not_await.push_back(first + i);
+    }
+  }
 }
 
 void LayerModel::expand(std::uint32_t rank, std::uint32_t index, std::uint32_t cta, Does what,
@@ -190,8 +244,9 @@ void LayerModel::add_arrays() {
     arrays.slot_dweights_TK = global("slots of dw", max_tokens_ * top_k);
     arrays.output_Th = global("outputs", max_tokens_ * num_h);
     arrays.output_dweights_T = global("outputs of dw", max_tokens_);
-    arrays.gradient_eJ = global(
-        "weight gradients", static_cast<std::uint32_t>(shape_.dims.experts_per_rank()) * kJobs * 2);
+    arrays.gradient_eJcb =
+        global("weight gradients",
+               static_cast<std::uint32_t>(shape_.dims.experts_per_rank()) * kJobs * kJobBlocks);
     arrays.shared = hardware_.memory.add_array("shared memory", Space::shared, rank,
                                                ctas_per_rank() * kSharedData);
     hardware_.shared_R.push_back(arrays.shared);

@@ -6,7 +6,8 @@
 // named as in the kernels, so that the two can be read side by side.
 //
 // Legend: R ranks, T tokens of a rank, K slots, C rows of a rank with pads, h blocks of the hidden
-// dimension (channel tiles of down), i channel tiles of gate_up, each two blocks of inner columns.
+// dimension (channel tiles of down), i channel tiles of gate_up, each two blocks of inner columns,
+// e experts, J jobs of the weight gradients with c channel tiles and b line blocks.
 #pragma once
 
 #include <cstdint>
@@ -85,6 +86,11 @@ enum class Fault {
   x_awaited_without_fence,
   x_pulls_not_started_again,
   results_signal_before_weight_gradients,
+  // What leaves waits for weight gradients: behind dx, or beside it.
+  announced_behind_gradients,
+  dweights_behind_gradients,
+  joined_before_announcement,
+  push_awaits_gradients,
 };
 
 struct LayerShape {
@@ -98,6 +104,9 @@ struct LayerShape {
   schedule::Shared shared = schedule::Shared::channels;
   bool overlap = true;
   bool gradients_beside_dx = false;  ///< the first of them, in CTAs of their own
+  /// CTAs of a kernel of weight gradients that pull and reduce; the warps of the others never come
+  /// to it.
+  std::uint32_t num_movers = ~std::uint32_t{0};
   bool deadlines_may_expire = false;
   Fault fault = Fault::none;
 };
@@ -130,7 +139,8 @@ class LayerModel : public KernelSource {
     gradient,
     gradient_and_pull,
     dx_and_push,
-    dx_beside_gradients,
+    fork_gradients,
+    gradients_beside_dx,  ///< stands where the streams join
     push_dweights,
     announce,
     weight_gradients_beside_rows,
@@ -176,8 +186,8 @@ class LayerModel : public KernelSource {
     DatumId inner;                       ///< [units][columns][planes]
     DatumId slots_TKhb, slot_dweights_TK;
     DatumId output_Th, output_dweights_T;
-    DatumId gradient_eJ;  ///< of each job, two CTAs' halves
-    DatumId shared;       ///< [CTAs][kSharedData]
+    DatumId gradient_eJcb;  ///< blocks of a job
+    DatumId shared;         ///< [CTAs][kSharedData]
     std::uint32_t first_counter;
   };
   /// Of the launch that has most.
@@ -205,6 +215,9 @@ class LayerModel : public KernelSource {
   static constexpr std::uint32_t kPlanes = 3;  ///< of inner rows: a or wa; g or dg; u or du
   static constexpr std::uint32_t kPieces = 4;  ///< of an h block
   static constexpr std::uint32_t kJobs = 3;    ///< of the weight gradients: down, up, gate
+  static constexpr std::uint32_t kJobChannelTiles = 2;
+  static constexpr std::uint32_t kJobLineBlocks = 2;
+  static constexpr std::uint32_t kJobBlocks = kJobChannelTiles * kJobLineBlocks;
   /// Of a rank's counters, by number: rows that have arrived come behind them.
   static constexpr std::uint32_t kNextPull = 0;
   static constexpr std::uint32_t kPullsDone = 1;
@@ -225,7 +238,11 @@ class LayerModel : public KernelSource {
   };
   [[nodiscard]] std::optional<Place> place_of(std::uint32_t index) const;
   [[nodiscard]] std::vector<Launch> launches_of(const CallSpec& call) const;
+  /// Behind p, with overlap.
+  void add_gradients_beside_rows(std::vector<Launch>& launches) const;
   void swap_launches(std::vector<Launch>& launches) const;
+  /// For kernel `index`: the kernel that it forks, and those that its rows must not wait for.
+  void relate(std::uint32_t index, const Place& place, bool call_failed, Kernel& kernel) const;
   void measure();
   void add_arrays();
 

@@ -1,6 +1,7 @@
 #include "schedule/machine.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace megamoe::checker {
@@ -20,50 +21,92 @@ bool Machine::has_ended() const {
 /// Kernels without agents end at once.
 void Machine::start_kernel(std::uint32_t rank_idx) {
   Rank& rank = ranks_[rank_idx];
-  rank.kernel = source_->kernel(rank_idx, rank.kernel_idx, rank.control);
-  while (rank.kernel && rank.kernel->agents.empty()) {
-    ++rank.kernel_idx;
+  for (;; ++rank.kernel_idx) {
+    rank.stream.learn_kernels(rank_idx, rank.kernel_idx);
+    if (rank.beside && rank.kernel_idx == rank.beside_idx) {
+      rank.kernel = std::exchange(rank.beside, nullptr);
+      rank.num_running = std::exchange(rank.num_running_beside, 0);
+      if (rank.num_running > 0) return;  // its agents go on as those of the stream's kernel
+      for (const Agent& agent : rank.agents) rank.stream.join(agent.seen);
+      rank.agents.clear();
+      continue;
+    }
     rank.kernel = source_->kernel(rank_idx, rank.kernel_idx, rank.control);
+    if (!rank.beside) rank.first_unknown = rank.kernel_idx;
+    if (!rank.kernel) return;
+    if (rank.kernel->forks) start_beside(rank_idx, *rank.kernel->forks);
+    if (!rank.kernel->agents.empty()) break;
   }
-  rank.agents.clear();
-  if (!rank.kernel) return;
-  rank.stream.learn_kernels(rank_idx, rank.kernel_idx);
+  std::vector<Agent> agents = new_agents(rank_idx, rank.kernel_idx, *rank.kernel);
+  rank.num_running = static_cast<std::uint32_t>(agents.size());
+  std::move(rank.agents.begin(), rank.agents.end(), std::back_inserter(agents));
+  rank.agents = std::move(agents);
+  admit(rank);
+}
+
+/// Its CTAs come after those of the kernel with which it starts.
+void Machine::start_beside(std::uint32_t rank_idx, std::uint32_t kernel_idx) {
+  Rank& rank = ranks_[rank_idx];
+  rank.beside = source_->kernel(rank_idx, kernel_idx, rank.control);
+  rank.beside_idx = kernel_idx;
+  rank.agents = new_agents(rank_idx, kernel_idx, *rank.beside);
+  rank.num_running_beside = static_cast<std::uint32_t>(rank.agents.size());
+}
+
+/// The kernel's agents, on CTAs that are as new.
+std::vector<Machine::Agent> Machine::new_agents(std::uint32_t rank_idx, std::uint32_t kernel_idx,
+                                                const Kernel& kernel) {
+  Rank& rank = ranks_[rank_idx];
+  const std::uint32_t num_clusters = (hardware_.ctas_per_rank + kClusterSize - 1) / kClusterSize;
+  rank.agents_of_cluster.resize(num_clusters, 0);
+  rank.is_admitted.resize(num_clusters, false);
+  for (std::uint32_t cta = 0; cta < hardware_.ctas_per_rank; ++cta) {
+    if (rank.agents_of_cluster[cta / kClusterSize] > 0) continue;
+    hardware_.memory.forget(hardware_.shared_R[rank_idx] + cta * hardware_.shared_per_cta,
+                            hardware_.shared_per_cta);
+    const std::size_t first =
+        (std::size_t{rank_idx} * hardware_.ctas_per_rank + cta) * hardware_.barriers_per_cta;
+    for (std::uint32_t i = 0; i < hardware_.barriers_per_cta; ++i) {
+      hardware_.barriers[first + i] = Barrier{};
+      if (i < kernel.arrivals.size()) {
+        hardware_.barriers[first + i].num_arrivals = kernel.arrivals[i];
+      }
+    }
+  }
   Clock fenced(hardware_.num_ranks);
   fenced.learn_kernels(rank_idx, rank.kernel_idx);
-  const std::uint32_t num_clusters = (hardware_.ctas_per_rank + kClusterSize - 1) / kClusterSize;
-  rank.agents_of_cluster.assign(num_clusters, 0);
-  rank.agents.resize(rank.kernel->agents.size());
-  for (std::size_t i = 0; i < rank.agents.size(); ++i) {
-    Agent& agent = rank.agents[i];
-    agent.program = &rank.kernel->agents[i];
+  std::vector<Agent> agents(kernel.agents.size());
+  for (std::uint32_t i = 0; i < agents.size(); ++i) {
+    Agent& agent = agents[i];
+    agent.kernel = kernel_idx;
+    agent.number = i;
+    agent.program = &kernel.agents[i];
     agent.cta = agent.program->cta;
     agent.seen = rank.stream;
     agent.fenced = fenced;
     ++rank.agents_of_cluster[agent.cta / kClusterSize];
   }
-  rank.num_admitted = std::max(1U, hardware_.resident_ctas / kClusterSize);
-  for (std::uint32_t i = 0; i < std::min(rank.num_admitted, num_clusters); ++i) {
-    if (rank.agents_of_cluster[i] == 0) ++rank.num_admitted;
-  }
-  rank.num_running = static_cast<std::uint32_t>(rank.agents.size());
-  hardware_.memory.forget(hardware_.shared_R[rank_idx],
-                          hardware_.shared_per_cta * hardware_.ctas_per_rank);
-  const std::size_t first = std::size_t{rank_idx} * hardware_.ctas_per_rank;
-  for (std::size_t i = first * hardware_.barriers_per_cta;
-       i < (first + hardware_.ctas_per_rank) * hardware_.barriers_per_cta; ++i) {
-    hardware_.barriers[i] = Barrier{};
-    const std::size_t of_cta = i % hardware_.barriers_per_cta;
-    if (of_cta < rank.kernel->arrivals.size()) {
-      hardware_.barriers[i].num_arrivals = rank.kernel->arrivals[of_cta];
-    }
+  return agents;
+}
+
+/// Clusters start in their order, as many as have room.
+void Machine::admit(Rank& rank) const {
+  const std::uint32_t most = std::max(1U, hardware_.resident_ctas / kClusterSize);
+  for (std::size_t i = 0; i < rank.agents_of_cluster.size() && rank.num_resident < most; ++i) {
+    if (rank.is_admitted[i] || rank.agents_of_cluster[i] == 0) continue;
+    rank.is_admitted[i] = true;
+    ++rank.num_resident;
   }
 }
 
 void Machine::end_kernel(std::uint32_t rank_idx) {
   Rank& rank = ranks_[rank_idx];
-  for (const Agent& agent : rank.agents) rank.stream.join(agent.seen);
+  const auto is_of_stream = [&](const Agent& agent) { return agent.kernel == rank.kernel_idx; };
+  for (const Agent& agent : rank.agents) {
+    if (is_of_stream(agent)) rank.stream.join(agent.seen);
+  }
+  std::erase_if(rank.agents, is_of_stream);
   ++rank.kernel_idx;
-  rank.stream.learn_kernels(rank_idx, rank.kernel_idx);
   start_kernel(rank_idx);
 }
 
@@ -74,15 +117,15 @@ void Machine::end_agent(AgentId id) {
     throw Violation("the agent ends before its bulk stores are complete");
   }
   agent.has_ended = true;
-  --rank.num_running;
-  const std::uint32_t num_clusters = static_cast<std::uint32_t>(rank.agents_of_cluster.size());
-  if (--rank.agents_of_cluster[agent.cta / kClusterSize] == 0) {
-    do {
-      ++rank.num_admitted;
-    } while (rank.num_admitted <= num_clusters &&
-             rank.agents_of_cluster[rank.num_admitted - 1] == 0);
+  const bool is_of_stream = agent.kernel == rank.kernel_idx;
+  --(is_of_stream ? rank.num_running : rank.num_running_beside);
+  const std::uint32_t cluster = agent.cta / kClusterSize;
+  if (--rank.agents_of_cluster[cluster] == 0) {
+    rank.is_admitted[cluster] = false;
+    --rank.num_resident;
+    admit(rank);
   }
-  if (rank.num_running == 0) end_kernel(id.rank);
+  if (is_of_stream && rank.num_running == 0) end_kernel(id.rank);
 }
 
 const Op* Machine::next_op(const Agent& agent) const {
@@ -91,8 +134,8 @@ const Op* Machine::next_op(const Agent& agent) const {
   return nullptr;
 }
 
-Stamp Machine::stamp(AgentId id, std::uint32_t timeline, std::uint32_t time) const {
-  return {id.rank, ranks_[id.rank].kernel_idx, id.agent * kTimelinesAnAgent + timeline, time};
+Stamp Machine::stamp(AgentId id, const Agent& agent, std::uint32_t timeline, std::uint32_t time) {
+  return {id.rank, agent.kernel, agent.number * kTimelinesAnAgent + timeline, time};
 }
 
 Access Machine::access(std::uint32_t rank, const Agent& agent) const {
@@ -122,16 +165,32 @@ void Machine::step(AgentId id) {
   if (op.kind == OpKind::expand) {
     agent.more.clear();
     agent.next_more = 0;
-    source_->expand(id.rank, ranks_[id.rank].kernel_idx, agent.cta, static_cast<Does>(op.amount),
-                    agent.registers, agent.more);
+    source_->expand(id.rank, agent.kernel, agent.cta, static_cast<Does>(op.amount), agent.registers,
+                    agent.more);
     return;
   }
+  check_waits(id, agent, op);
   execute(id, agent, op);
+}
+
+/// What leaves the agent comes after everything that it knows of.
+void Machine::check_waits(AgentId id, const Agent& agent, const Op& op) const {
+  const Rank& rank = ranks_[id.rank];
+  if (agent.kernel != rank.kernel_idx || rank.kernel->must_not_await.empty()) return;
+  const bool leaves = op.kind == OpKind::send_signal || (op.kind == OpKind::write && op.other == 0);
+  if (!leaves) return;
+  for (const std::uint32_t kernel : rank.kernel->must_not_await) {
+    for (std::uint32_t other = 0; other < hardware_.num_ranks; ++other) {
+      if (!agent.seen.knows_of(other, kernel)) continue;
+      throw Violation(describe(op) + " waits for kernel " + std::to_string(kernel) + " of rank " +
+                      std::to_string(other) + ", for which it must not wait");
+    }
+  }
 }
 
 void Machine::execute(AgentId id, Agent& agent, const Op& op) {
   const auto own_stamp = [&] {
-    const Stamp now = stamp(id, kOwn, ++agent.time);
+    const Stamp now = stamp(id, agent, kOwn, ++agent.time);
     agent.seen.learn(now);
     return now;
   };
@@ -202,7 +261,7 @@ void Machine::execute(AgentId id, Agent& agent, const Op& op) {
 
 /// Everything known so far may be read by this agent's copies; its own writes by anybody's.
 void Machine::fence(AgentId id, Agent& agent, bool shared) {
-  const Stamp now = stamp(id, kOwn, ++agent.time);
+  const Stamp now = stamp(id, agent, kOwn, ++agent.time);
   agent.seen.learn(now);
   std::vector<DatumId>& unfenced = shared ? agent.unfenced_shared : agent.unfenced;
   for (const DatumId datum : unfenced) hardware_.memory.fence(datum, now, now.time);
@@ -226,7 +285,7 @@ void Machine::load(AgentId id, Agent& agent, const Op& op) {
       op.other % barriers_per_cta * kClusterSize + op.other / barriers_per_cta % kClusterSize;
   const std::uint32_t timeline = kLoads + of_barrier;
   if (timeline >= kTimelinesAnAgent) throw Violation("model: too many barriers with loads");
-  const Stamp now = stamp(id, timeline, ++agent.load_time[timeline]);
+  const Stamp now = stamp(id, agent, timeline, ++agent.load_time[timeline]);
   Memory& memory = hardware_.memory;
   for (std::size_t i = 0; i < agent.reads_of_copy.size(); ++i) {
     memory.read(agent.reads_of_copy[i], access(id.rank, agent), Proxy::async, agent.tags_of_copy[i],
@@ -264,14 +323,14 @@ void Machine::execute_group(AgentId id, Agent& agent, const Op& op) {
   switch (op.kind) {
     case OpKind::store:
       memory.read(op.object, access(id.rank, agent), Proxy::async, memory.tag(op.object),
-                  stamp(id, kGroupReads, group));
+                  stamp(id, agent, kGroupReads, group));
       memory.write(op.other, access(id.rank, agent), Proxy::async, op.tag,
-                   stamp(id, kStores, group));
+                   stamp(id, agent, kStores, group));
       ++agent.num_stores;
       break;
     case OpKind::group_read:
       memory.read(op.object, access(id.rank, agent), Proxy::async, memory.tag(op.object),
-                  stamp(id, kGroupReads, group));
+                  stamp(id, agent, kGroupReads, group));
       break;
     case OpKind::commit:
       agent.num_committed = group;
@@ -281,9 +340,9 @@ void Machine::execute_group(AgentId id, Agent& agent, const Op& op) {
     default: {
       if (agent.num_committed <= op.amount) break;
       const std::uint32_t over = agent.num_committed - op.amount;
-      agent.seen.learn(stamp(id, kGroupReads, over));
+      agent.seen.learn(stamp(id, agent, kGroupReads, over));
       if (op.kind == OpKind::wait_read) break;
-      agent.seen.learn(stamp(id, kStores, over));
+      agent.seen.learn(stamp(id, agent, kStores, over));
       agent.num_complete = std::max(agent.num_complete, over);
       break;
     }
@@ -309,7 +368,7 @@ void Machine::execute_counter(AgentId id, Agent& agent, const Op& op) {
   switch (op.kind) {
     case OpKind::start_counter: {
       counter.value = op.amount;
-      counter.started = stamp(id, kOwn, ++agent.time);
+      counter.started = stamp(id, agent, kOwn, ++agent.time);
       counter.released = Clock();
       agent.seen.learn(counter.started);
       break;
@@ -317,15 +376,15 @@ void Machine::execute_counter(AgentId id, Agent& agent, const Op& op) {
     case OpKind::add:
       counter.value += op.amount;
       counter.released.join(agent.seen);
-      counter.kernel = ranks_[id.rank].kernel_idx;
+      counter.kernel = agent.kernel;
       break;
     case OpKind::take:
     case OpKind::take_or_leave:
       agent.registers.taken = counter.value++;
-      counter.kernel = ranks_[id.rank].kernel_idx;
+      counter.kernel = agent.kernel;
       break;
     case OpKind::read_counter:
-      if (counter.kernel == ranks_[id.rank].kernel_idx) {
+      if (!agent.seen.knows_end(id.rank, counter.kernel)) {
         throw Violation("counter " + std::to_string(op.object) +
                         " is read while it may still change");
       }

@@ -102,7 +102,7 @@ class Machine {
   [[nodiscard]] bool stays(AgentId id) const;
   void leave(AgentId id);
   void stay(AgentId id);
-  /// The rank cannot leave its kernel before peers have sent signals.
+  /// The rank cannot leave the kernel of its stream before peers have sent signals.
   [[nodiscard]] bool is_held(std::uint32_t rank) const;
 
   [[nodiscard]] std::uint32_t num_ranks() const { return hardware_.num_ranks; }
@@ -130,6 +130,8 @@ class Machine {
 
  private:
   struct Agent {
+    std::uint32_t kernel = 0;
+    std::uint32_t number = 0;  ///< in the kernel
     std::uint32_t cta = 0;
     const AgentProgram* program = nullptr;
     std::uint32_t next = 0;
@@ -158,10 +160,16 @@ class Machine {
   struct Rank {
     std::uint32_t kernel_idx = 0;
     std::shared_ptr<const Kernel> kernel;
-    std::vector<Agent> agents;
+    /// That runs beside those of the stream, from the fork on; null: none does.
+    std::shared_ptr<const Kernel> beside;
+    std::uint32_t beside_idx = 0;
+    std::uint32_t first_unknown = 0;  ///< all agents know that kernels before it have ended
+    std::vector<Agent> agents;        ///< of the stream's kernel, then of that beside
     std::vector<std::uint32_t> agents_of_cluster;  ///< that have not ended
-    std::uint32_t num_admitted = 0;                ///< clusters that have started
-    std::uint32_t num_running = 0;                 ///< agents that have not ended
+    std::vector<bool> is_admitted;                 ///< clusters that have started
+    std::uint32_t num_resident = 0;                ///< clusters that have started and not ended
+    std::uint32_t num_running = 0;         ///< agents that have not ended, of the stream's kernel
+    std::uint32_t num_running_beside = 0;  ///< of the kernel beside
     Clock stream;
     RankControl control;
   };
@@ -170,7 +178,12 @@ class Machine {
   [[nodiscard]] bool can_go_on(const Rank& rank, const Agent& agent, const Op& op) const;
   [[nodiscard]] std::string describe(const Op& op) const;
   [[nodiscard]] std::string name_of(AgentId id) const;
-  [[nodiscard]] Stamp stamp(AgentId id, std::uint32_t timeline, std::uint32_t time) const;
+  [[nodiscard]] static Stamp stamp(AgentId id, const Agent& agent, std::uint32_t timeline,
+                                   std::uint32_t time);
+  [[nodiscard]] static bool has_started(const Rank& rank, const Agent& agent) {
+    return rank.is_admitted[agent.cta / kClusterSize];
+  }
+  void check_waits(AgentId id, const Agent& agent, const Op& op) const;
   [[nodiscard]] Access access(std::uint32_t rank, const Agent& agent) const;
   [[nodiscard]] std::uint32_t sender_of(const Op& op) const {
     return op.object % hardware_.num_ranks;
@@ -192,6 +205,10 @@ class Machine {
   void complete_phase(Barrier& barrier);
   void end_agent(AgentId id);
   void start_kernel(std::uint32_t rank);
+  void start_beside(std::uint32_t rank, std::uint32_t kernel_idx);
+  [[nodiscard]] std::vector<Agent> new_agents(std::uint32_t rank, std::uint32_t kernel_idx,
+                                              const Kernel& kernel);
+  void admit(Rank& rank) const;
   void end_kernel(std::uint32_t rank);
 
   Hardware hardware_;

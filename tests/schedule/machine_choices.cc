@@ -30,7 +30,7 @@ bool Machine::can_go_on(const Rank& rank, const Agent& agent, const Op& op) cons
 Machine::Step Machine::next_step(AgentId id) const {
   const Rank& rank = ranks_[id.rank];
   const Agent& agent = rank.agents[id.agent];
-  if (agent.has_ended || agent.cta / kClusterSize >= rank.num_admitted) return Step::none;
+  if (agent.has_ended || !has_started(rank, agent)) return Step::none;
   const Op* op = next_op(agent);
   if (op == nullptr) return Step::free;
   if (!can_go_on(rank, agent, *op)) return Step::none;
@@ -68,7 +68,7 @@ void Machine::give_up(AgentId id) {
 
 bool Machine::may_find_gone(AgentId id) const {
   const Agent& agent = ranks_[id.rank].agents[id.agent];
-  if (agent.has_ended || agent.cta / kClusterSize >= ranks_[id.rank].num_admitted) return false;
+  if (agent.has_ended || !has_started(ranks_[id.rank], agent)) return false;
   const Op* op = next_op(agent);
   if (op == nullptr || op->kind != OpKind::await_signal) return false;
   const std::uint32_t sender = sender_of(*op);
@@ -107,7 +107,7 @@ void Machine::note_vain_looks(const Op& sent) {
 bool Machine::may_leave(AgentId id) const {
   const Rank& rank = ranks_[id.rank];
   const Agent& agent = rank.agents[id.agent];
-  if (agent.has_ended || agent.cta / kClusterSize >= rank.num_admitted) return false;
+  if (agent.has_ended || !has_started(rank, agent)) return false;
   const Op* op = next_op(agent);
   if (op == nullptr || agent.leaves_poll) return false;
   return op->kind == OpKind::poll_later || op->kind == OpKind::poll_signals ||
@@ -152,8 +152,9 @@ void Machine::end_steps(Agent& agent) {
 }
 
 bool Machine::is_held(std::uint32_t rank) const {
+  const std::uint32_t kernel = ranks_[rank].kernel_idx;
   return std::any_of(ranks_[rank].agents.begin(), ranks_[rank].agents.end(),
-                     [&](const Agent& agent) { return is_held(agent); });
+                     [&](const Agent& agent) { return agent.kernel == kernel && is_held(agent); });
 }
 
 /// Its poll, of which it has decided at its first step, has not arrived.

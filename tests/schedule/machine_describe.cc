@@ -96,7 +96,7 @@ Machine::Fingerprint Machine::fingerprint() const {
   const auto mix_stamp = [&](const Stamp& stamp) {
     mix(static_cast<std::uint64_t>(stamp.rank) << 32 | stamp.kernel);
     // How far within a kernel that has ended makes no difference.
-    if (stamp.kernel < ranks_[stamp.rank].kernel_idx) return;
+    if (stamp.kernel < ranks_[stamp.rank].first_unknown) return;
     mix(static_cast<std::uint64_t>(stamp.timeline) << 32 | stamp.time);
   };
   const auto mix_clock = [&](const Clock& clock) {
@@ -107,7 +107,8 @@ Machine::Fingerprint Machine::fingerprint() const {
     mix(rank.kernel_idx);
     mix(static_cast<std::uint64_t>(rank.control.epoch) * 4 + (rank.control.call_failed ? 2 : 0) +
         (rank.control.failed_for_good ? 1 : 0));
-    mix(rank.num_admitted);
+    mix(rank.beside ? 1 : 0);
+    for (const bool is_admitted : rank.is_admitted) mix(is_admitted ? 1 : 0);
     mix_clock(rank.stream);
     for (const Agent& agent : rank.agents) {
       mix(static_cast<std::uint64_t>(agent.next) << 32 | agent.next_more);
@@ -134,7 +135,7 @@ Machine::Fingerprint Machine::fingerprint() const {
     mix(counter.value);
     mix_stamp(counter.started);
     // Who still looks at it knows the kernels that have ended.
-    if (counter.kernel == ranks_[counter.rank].kernel_idx) mix_clock(counter.released);
+    if (counter.kernel >= ranks_[counter.rank].first_unknown) mix_clock(counter.released);
   }
   for (const SignalWord& signal : hardware_.signals) {
     mix(signal.epoch * 2U + (signal.sender_failed ? 1U : 0U));
@@ -150,7 +151,7 @@ Machine::Fingerprint Machine::fingerprint() const {
     for (const Stamp& read : datum.reads) {
       Mixer of_read;
       of_read(static_cast<std::uint64_t>(read.rank) << 32 | read.kernel);
-      const bool has_ended = read.kernel < ranks_[read.rank].kernel_idx;
+      const bool has_ended = read.kernel < ranks_[read.rank].first_unknown;
       if (!has_ended) of_read(static_cast<std::uint64_t>(read.timeline) << 32 | read.time);
       const std::uint64_t word = of_read.result().first;
       if (!has_ended || word != last) sum += word;
@@ -164,8 +165,9 @@ Machine::Fingerprint Machine::fingerprint() const {
 std::string Machine::name_of(AgentId id) const {
   const Rank& rank = ranks_[id.rank];
   const Agent& agent = rank.agents[id.agent];
-  return "rank " + std::to_string(id.rank) + " " + rank.kernel->name + " (" +
-         std::to_string(rank.kernel_idx) + ") cta " + std::to_string(agent.cta) + " " +
+  const Kernel& kernel = agent.kernel == rank.kernel_idx ? *rank.kernel : *rank.beside;
+  return "rank " + std::to_string(id.rank) + " " + kernel.name + " (" +
+         std::to_string(agent.kernel) + ") cta " + std::to_string(agent.cta) + " " +
          agent.program->role;
 }
 

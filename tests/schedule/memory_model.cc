@@ -28,6 +28,14 @@ bool Clock::knows(const Stamp& stamp) const {
   return place != points_.end() && place->first == key && place->second >= stamp.time;
 }
 
+bool Clock::knows_of(std::uint32_t rank, std::uint32_t kernel) const {
+  if (knows_end(rank, kernel)) return true;
+  const std::uint64_t key = key_of({rank, kernel, 0, 0});
+  const auto place = std::lower_bound(points_.begin(), points_.end(), key,
+                                      [](const auto& point, auto k) { return point.first < k; });
+  return place != points_.end() && place->first >> kTimelineBits == key >> kTimelineBits;
+}
+
 void Clock::learn(const Stamp& stamp) {
   if (stamp.time == 0 || stamp.kernel < ended_R_[stamp.rank]) return;
   const std::uint64_t key = key_of(stamp);
@@ -142,14 +150,15 @@ void Memory::read(DatumId id, const Access& access, Proxy proxy, std::uint64_t t
     throw Violation(describe(id) + " holds something else than its reader expects (stale, or of " +
                     "another call)");
   }
-  // A rank that has come to a later kernel has ended the earlier ones. Of the many readers of a
-  // large problem such reads are dropped when there is no place for more; a search, which compares
-  // states, has few.
+  // Who knows of this read knows the kernels that the reader knows to have ended. Of the many
+  // readers of a large problem their reads are dropped when there is no place for more; a search,
+  // which compares states, has few.
   constexpr std::size_t kFewReads = 64;
   if (datum.reads.size() < kFewReads || datum.reads.size() == datum.reads.capacity()) {
     std::erase_if(datum.reads, [&](const Stamp& read) {
-      return read.rank == stamp.rank &&
-             (read.kernel < stamp.kernel || read.timeline == stamp.timeline);
+      if (read.rank != stamp.rank) return false;
+      return access.seen->knows_end(read.rank, read.kernel) ||
+             (read.kernel == stamp.kernel && read.timeline == stamp.timeline);
     });
   }
   datum.reads.push_back(stamp);

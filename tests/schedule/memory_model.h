@@ -46,6 +46,11 @@ class Clock {
   explicit Clock(std::uint32_t num_ranks) : ended_R_(num_ranks, 0) {}
 
   [[nodiscard]] bool knows(const Stamp& stamp) const;
+  [[nodiscard]] bool knows_end(std::uint32_t rank, std::uint32_t kernel) const {
+    return kernel < ended_R_[rank];
+  }
+  /// Whether it knows anything of the kernel.
+  [[nodiscard]] bool knows_of(std::uint32_t rank, std::uint32_t kernel) const;
   void learn(const Stamp& stamp);
   void learn_kernels(std::uint32_t rank, std::uint32_t num_ended);
   void join(const Clock& other);

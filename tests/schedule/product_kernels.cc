@@ -311,6 +311,10 @@ void LayerModel::Builder::push_role(const Product& product, std::uint32_t cta, s
                                     Program& steps) const {
   const Pieces pieces{product.pieces_per_warpgroup};
   std::uint32_t filled[kNumSlots] = {};
+  if (has(Fault::push_awaits_gradients) && backward() && shape().gradients_beside_dx) {
+    steps.push_back(op(OpKind::await_counter, counter(kPullsOfXDone), 0,
+                       static_cast<std::uint32_t>(rows().pulls.size())));
+  }
   for (const GroupedTile& tile : tiles(cta, product.num_channel_tiles)) {
     if (tile.num_units == 0) continue;
     for (std::uint32_t number = 0; number < pieces.per_tile(); ++number) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -82,6 +83,11 @@ struct Kernel {
   std::string name;
   std::vector<AgentProgram> agents;
   std::vector<std::uint32_t> arrivals;  ///< on each of a CTA's barriers; 1 where there is no number
+  /// The rank's kernel that starts with this one and runs beside it and those that follow, in CTAs
+  /// of its own, until the stream comes to its number, where it waits for its end.
+  std::optional<std::uint32_t> forks;
+  /// Kernels, of all ranks, for which nothing may wait that is written or signalled here.
+  std::vector<std::uint32_t> must_not_await;
 };
 
 /// Registers of the roles that decide as they go.

@@ -46,9 +46,9 @@ std::vector<std::pair<DatumId, std::uint64_t>> LayerModel::Builder::results() co
     if (!backward()) continue;
     results.emplace_back(own().output_dweights_T + token, tag(Tag::output_dweight, rank_, token));
   }
-  for (const GradientTile& tile : backward() ? gradient_tiles(0) : std::vector<GradientTile>{}) {
-    for (std::uint32_t cta = 0; cta < schedule::kClusterSize; ++cta) {
-      results.emplace_back(gradient(tile, cta), gradient_tag(tile, cta));
+  for (std::uint32_t expert = 0; backward() && expert < num_experts(); ++expert) {
+    for (std::uint32_t i = 0; i < kJobs * kJobBlocks; ++i) {
+      results.push_back(gradient(expert, i / kJobBlocks, i % kJobBlocks));
     }
   }
   return results;

@@ -55,7 +55,7 @@ Kernel LayerModel::Builder::build() {
       weight_gradients();
       break;
     case Launch::weight_gradients_beside_rows:
-      weight_gradients_beside_rows();
+      weight_gradients_beside_rows(0, "weight_gradients_beside_rows");
       break;
     case Launch::gate_up_and_pull:
       product({"gate_up_and_pull", i_tiles, gate_up_pieces, true, false});
@@ -69,9 +69,10 @@ Kernel LayerModel::Builder::build() {
     case Launch::dx_and_push:
       product({"dx_and_push", h_tiles, 2, false, true});
       break;
-    case Launch::dx_beside_gradients:
-      product({"dx_and_push beside gradients", h_tiles, 2, false, true});
-      gradients_beside_dx();
+    case Launch::fork_gradients:
+      break;
+    case Launch::gradients_beside_dx:
+      weight_gradients_beside_rows(shape().num_ctas, "weight_gradients_beside_rows beside dx");
       break;
     case Launch::gate_up:
       product({"gate_up", i_tiles, gate_up_pieces, false, false});
