@@ -205,6 +205,37 @@ TEST(Search, ReductionByOrderIsHarmlessWithATokenOnEachRank) {
   }
 }
 
+/// Nor with a kernel that runs beside the stream's, and waits for a signal that this one sends.
+TEST(Search, ReductionByOrderIsHarmlessWithGradientsBesideDx) {
+  if (kSanitized) GTEST_SKIP() << "a long search, of which each step is made by others too";
+  LayerShape shape;
+  shape.gradients_beside_dx = true;
+  shape.resident_ctas = 2 * shape.num_ctas;
+  shape.num_movers = 1;
+  const auto expect_equal = [&](const std::vector<CallSpec>& calls) {
+    const Model model = model_of(shape, calls);
+    const Finding all = search_all(model, Reduction::free_steps, 200'000);
+    const Finding reduced = search_all(model, Reduction::by_order, 200'000);
+    EXPECT_EQ(all.what, reduced.what);
+    EXPECT_EQ(all.ok(), shape.fault == Fault::none) << all.what;
+    EXPECT_GE(all.num_states, reduced.num_states);
+  };
+  for (const Fault fault : {Fault::none, Fault::x_not_awaited, Fault::rest_from_zero,
+                            Fault::reduced_not_started_again, Fault::push_awaits_gradients}) {
+    SCOPED_TRACE(static_cast<int>(fault));
+    shape.fault = fault;
+    shape.dims = {1, 1, 1};
+    expect_equal({forward({{0}}), backward_of(0, Kept::all), backward_of(0, Kept::all)});
+  }
+  shape.dims = {2, 2, 1};
+  for (const Fault fault :
+       {Fault::none, Fault::rest_before_meeting, Fault::announced_before_push}) {
+    SCOPED_TRACE(static_cast<int>(fault));
+    shape.fault = fault;
+    expect_equal({forward({{1}, {}}), backward_of(0)});
+  }
+}
+
 /// A problem of up to `max_ranks` ranks x `max_ctas` CTAs with a few calls of every kind.
 Model random_model(std::uint32_t max_ranks, std::uint32_t max_ctas, std::uint32_t max_tokens,
                    std::mt19937& random) {
