@@ -23,6 +23,14 @@ constexpr Layout kLayouts[] = {{2, 2}, {2, 4}, {4, 2}};
 /// What may pass from the moment that a peer is known to be gone, or late, to the error.
 constexpr std::chrono::seconds kGrace(4);
 
+/// All, or every third with a sanitizer: most of them differ in values, not in accesses.
+std::vector<Case> cases_of_this_build() {
+  const std::vector<Case> all = all_cases();
+  std::vector<Case> some;
+  for (std::size_t i = 0; i < all.size(); i += less_if_sanitized(1, 3)) some.push_back(all[i]);
+  return some;
+}
+
 RunOptions with_hosts(int num_hosts) {
   RunOptions options;
   options.num_hosts = num_hosts;
@@ -43,7 +51,7 @@ class Hosts : public testing::TestWithParam<Layout> {};
 
 TEST_P(Hosts, ThreadsGiveTheBitsOfOneHost) {
   const Layout layout = GetParam();
-  for (const Case& test : all_cases()) {
+  for (const Case& test : cases_of_this_build()) {
     SCOPED_TRACE(test.name);
     const Problem problem = test.problem(layout.num_ranks());
     RunOptions options = test.options;
@@ -58,7 +66,7 @@ TEST_P(Hosts, ThreadsGiveTheBitsOfOneHost) {
 
 TEST_P(Hosts, ProcessesGiveTheBitsOfOneHost) {
   const Layout layout = GetParam();
-  const std::vector<Case> cases = all_cases();
+  const std::vector<Case> cases = cases_of_this_build();
   std::vector<Problem> problems;
   std::vector<std::vector<LayerTensors>> expected;
   for (const Case& test : cases) {
