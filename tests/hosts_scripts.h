@@ -209,6 +209,25 @@ inline std::vector<Script> all_scripts() {
   return scripts;
 }
 
+/// Every script, by ranks that are threads.
+inline void expect_threads_give_the_bits_of_one_rank(const Layout& layout) {
+  for (const Script& script : all_scripts()) {
+    SCOPED_TRACE(script.name);
+    const std::vector<Problem> problems = script.problems(layout.num_ranks());
+    const std::vector<LayerTensors> one_rank = script_on_one_rank(script, problems);
+    std::vector<std::vector<LayerTensors>> tensors_R(layout.num_ranks());
+    run_ranks(even_topology(layout.num_hosts, layout.ranks_per_host), [&](Communicator& threads) {
+      const BackendGroup group(threads, script.options);
+      tensors_R[threads.rank()] = run_script(script, problems, script.options, group.get());
+    });
+    for (std::size_t i = 0; i < problems.size(); ++i) {
+      std::vector<LayerTensors> of_problem_R;
+      for (const auto& tensors : tensors_R) of_problem_R.push_back(tensors[i]);
+      EXPECT_EQ(differing_tensors(concatenate(of_problem_R), one_rank[i]), "") << "problem " << i;
+    }
+  }
+}
+
 // ---- What is refused -------------------------------------------------------------------------
 
 /// "" where `work` throws an Error with this code whose message contains every one of `texts`; what

@@ -19,6 +19,16 @@ namespace {
 
 constexpr double kDeadline = 30.0;
 
+/// What the rank knows once so many have left, or after ten seconds.
+std::vector<Departure> departures_of(Communicator& group, std::size_t num_ranks) {
+  const auto start = std::chrono::steady_clock::now();
+  while (group.departures().size() < num_ranks &&
+         std::chrono::steady_clock::now() - start < std::chrono::seconds(10)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return group.departures();
+}
+
 void check_collectives(Communicator& group) {
   const int rank = group.rank();
   const int num_ranks = group.size();
@@ -251,12 +261,7 @@ TEST(NetworkCommunicator, OfRanksThatLeaveBecauseOfEachOtherTheFirstIsNamed) {
     if (group.rank() == 1) {
       return group.abort(error_of([&] { group.barrier("anything", kDeadline); }).what());
     }
-    const auto start = std::chrono::steady_clock::now();
-    while (group.departures().size() < 2 &&
-           std::chrono::steady_clock::now() - start < std::chrono::seconds(10)) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    const auto departures = group.departures();
+    const auto departures = departures_of(group, 2);
     ASSERT_EQ(departures.size(), 2U);
     for (const Departure& departure : departures) {
       EXPECT_STREQ(departure.error.what(), "rank 2 has left (disk full)");
@@ -392,12 +397,7 @@ TEST(NetworkCommunicator, OfABrokenGroupAllOthersAreTakenAsGone) {
       const Error error = error_of([&] { group.barrier("the next step", 0.3); });
       EXPECT_EQ(error.code(), ErrorCode::deadline_exceeded);
     }
-    const auto start = std::chrono::steady_clock::now();
-    while (group.departures().size() < 2 &&
-           std::chrono::steady_clock::now() - start < std::chrono::seconds(10)) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    const auto departures = group.departures();
+    const auto departures = departures_of(group, 2);
     ASSERT_EQ(departures.size(), 2U);
     for (const Departure& departure : departures) {
       EXPECT_EQ(departure.error.code(), ErrorCode::deadline_exceeded);
