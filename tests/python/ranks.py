@@ -1,9 +1,10 @@
-"""Runs a function on several ranks: processes with a gloo group, or with a CUDA device each and an NCCL group.
+"""Runs a function on several ranks: processes with a gloo group, or with CUDA devices and an NCCL group.
 
 And what a problem is to each of two ranks.
 """
 
 import dataclasses
+import os
 import traceback
 from datetime import timedelta
 
@@ -22,11 +23,14 @@ class RankFailed(AssertionError):
     pass
 
 
-def _rank_main(function, rank, num_ranks, folder, arguments, device):
+def _rank_main(function, rank, num_ranks, folder, arguments, device, own_hosts):
     torch.set_num_threads(1)
     if device == "cuda":
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(rank % torch.cuda.device_count())
         torch.set_default_device("cuda")
+    if own_hosts:
+        # NCCL takes a device once of each host. They see each other by the loopback network alone.
+        os.environ |= {"NCCL_HOSTID": f"host {rank}", "NCCL_SOCKET_IFNAME": "lo"}
     dist.init_process_group(
         "nccl" if device == "cuda" else "gloo",
         init_method=f"file://{folder}/rendezvous",
@@ -43,12 +47,12 @@ def _rank_main(function, rank, num_ranks, folder, arguments, device):
         raise SystemExit(1)  # as a user's program would end
 
 
-def run_ranks(function, num_ranks, folder, *arguments, failing=(), device="cpu"):
+def run_ranks(function, num_ranks, folder, *arguments, failing=(), device="cpu", own_hosts=False):
     """[function(rank, *arguments) for each rank], on the CPU. Ranks in `failing` must raise; their value is the
-    traceback."""
+    traceback. With `own_hosts` each is for NCCL on a host of its own: then they may share a device."""
     context = mp.get_context("spawn")
     processes = [
-        context.Process(target=_rank_main, args=(function, rank, num_ranks, str(folder), arguments, device))
+        context.Process(target=_rank_main, args=(function, rank, num_ranks, str(folder), arguments, device, own_hosts))
         for rank in range(num_ranks)
     ]
     for process in processes:

@@ -10,8 +10,7 @@ from reference import assert_equal, make_problem, results
 
 
 def on_hosts_of_their_own(rank):
-    """Hosts that see each other by the loopback network alone."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "NCCL_HOSTID": f"host {rank}", "NCCL_SOCKET_IFNAME": "lo"}
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
     megamoe.init(host=f"host {rank}")
     found = {
         name: results(megamoe.moe, part_of(make_problem(T=split[1]), split, rank)) for name, split in SPLITS.items()
@@ -50,8 +49,9 @@ def refused_meetings(rank):
 
 
 @pytest.fixture(scope="module")
-def two_hosts(tmp_path_factory, device_of_ranks):
-    return run_ranks(on_hosts_of_their_own, NUM_RANKS, tmp_path_factory.mktemp("hosts"), device=device_of_ranks)
+def two_hosts(tmp_path_factory, device_of_hosts):
+    folder = tmp_path_factory.mktemp("hosts")
+    return run_ranks(on_hosts_of_their_own, NUM_RANKS, folder, device=device_of_hosts, own_hosts=True)
 
 
 @pytest.mark.parametrize("name", [*SPLITS, "recompute", "no overlap", "second group", "after an error"])
