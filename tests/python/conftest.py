@@ -37,26 +37,14 @@ def device(request):
         pass
 
 
-def backend_of_ranks(request, num_devices):
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.two_devices)])
+def device_of_ranks(request):
+    """The same for tests of two ranks, which have a CUDA device each; where there is one, they are hosts that share it
+    (ranks.py)."""
     if request.param == "cpu":
         yield "cpu"
         return
-    require_devices(num_devices)
+    require_devices(1)
     torch.set_default_device("cuda")
     yield "cuda"
     torch.set_default_device(None)
-
-
-CPU_AND_TWO_DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.two_devices)]
-
-
-@pytest.fixture(scope="module", params=CPU_AND_TWO_DEVICES)
-def device_of_ranks(request):
-    """The same for tests of two ranks, which have a CUDA device each."""
-    yield from backend_of_ranks(request, 2)
-
-
-@pytest.fixture(scope="module", params=CPU_AND_TWO_DEVICES)
-def device_of_hosts(request):
-    """The same for tests of two hosts of a rank, which have a CUDA device each or share the only one."""
-    yield from backend_of_ranks(request, 1)

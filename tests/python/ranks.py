@@ -1,4 +1,5 @@
-"""Runs a function on several ranks: processes with a gloo group, or with CUDA devices and an NCCL group.
+"""Runs a function on several ranks: processes with a gloo group, or with an NCCL group and a CUDA device each; where
+there are too few, as hosts that share one.
 
 And what a problem is to each of two ranks.
 """
@@ -28,9 +29,9 @@ def _rank_main(function, rank, num_ranks, folder, arguments, device, own_hosts):
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
         torch.set_default_device("cuda")
-    if own_hosts:
-        # NCCL takes a device once of each host. They see each other by the loopback network alone.
-        os.environ |= {"NCCL_HOSTID": f"host {rank}", "NCCL_SOCKET_IFNAME": "lo"}
+    if own_hosts or (device == "cuda" and torch.cuda.device_count() < num_ranks):
+        # Hosts that see each other by the loopback network alone. Of each NCCL takes a device once.
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "NCCL_HOSTID": f"host {rank}", "NCCL_SOCKET_IFNAME": "lo"}
     dist.init_process_group(
         "nccl" if device == "cuda" else "gloo",
         init_method=f"file://{folder}/rendezvous",
@@ -49,7 +50,7 @@ def _rank_main(function, rank, num_ranks, folder, arguments, device, own_hosts):
 
 def run_ranks(function, num_ranks, folder, *arguments, failing=(), device="cpu", own_hosts=False):
     """[function(rank, *arguments) for each rank], on the CPU. Ranks in `failing` must raise; their value is the
-    traceback. With `own_hosts` each is for NCCL on a host of its own: then they may share a device."""
+    traceback. With `own_hosts` each is on a host of its own."""
     context = mp.get_context("spawn")
     processes = [
         context.Process(target=_rank_main, args=(function, rank, num_ranks, str(folder), arguments, device, own_hosts))
