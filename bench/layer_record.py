@@ -100,13 +100,17 @@ def to_routing_table(records):
 
 
 def to_share_table(records):
-    """Records of before the backward pass was looked at for awaited rows have no share of it."""
+    """Records of before the backward pass was looked at for awaited rows have no share of it, others no clock."""
     lines = ["| shape | forward: loaders wait for rows | before their first tile | backward: loaders wait for rows "
-             "| before their first tile | tails, forward | tails, backward | peers awaited from dx on | dx summed beside |", "|---" * 9 + "|"]
+             "| before their first tile | tails, forward | tails, backward | peers awaited from dx on | dx summed beside "
+             "| clocks, GHz (P at) |", "|---" * 10 + "|"]
     for r in sorted(records, key=rank_of):
         shares = [r.get(f"{name}_share") for name in ("exposed", "start", "backward_exposed", "backward_start", "forward_tail",
                                                       "backward_tail", "peers_awaited", "summed_beside")]
-        lines.append(f"| {r['shape']} | " + " | ".join("" if share is None else f"{100 * share:.1f}%" for share in shares) + " |")
+        cells = ["" if share is None else f"{100 * share:.1f}%" for share in shares]
+        clocks = r.get("clock_ghz")
+        cells.append(f"{', '.join(f'{ghz:.2f}' for ghz in clocks)} ({r['dense_clock_ghz']:.2f})" if clocks else "")
+        lines.append(f"| {r['shape']} | " + " | ".join(cells) + " |")
     return lines
 
 

@@ -25,6 +25,8 @@ OURS = SIZE | {
     "backward_tail_share": 0.01,
     "peers_awaited_share": 0.0,
     "summed_beside_share": 1.0,
+    "clock_ghz": [1.354, 1.48],
+    "dense_clock_ghz": 1.55,
     "forward_stages_ms": {"gate_up": 0.6, "down": 0.4, "reduce": 0.25},
     "backward_stages_ms": {"p": 0.5},
     "hardware": "2 x NVIDIA H200",
@@ -88,7 +90,12 @@ def test_sizes_and_runs_have_their_own_tables(written):
     ]
     assert "| forward: products together, of the pass | 1.00 (1.00) |" in text
     assert "| backward: products together, of the pass | 0.50 (0.25) |" in text
-    assert "| forward: gate_up | 0.60 |" in text and "| 1.7% | 2.6% | 0.3% | 0.4% | 6.0% | 1.0% | 0.0% | 100.0% |" in text
+    assert "| forward: gate_up | 0.60 |" in text and "| 1.7% | 2.6% | 0.3% | 0.4% | 6.0% | 1.0% | 0.0% | 100.0% | 1.35, 1.48 (1.55) |" in text
+
+
+def test_records_without_clocks_have_tables_too(tmp_path):
+    write(tmp_path, [{name: value for name, value in OURS.items() if "clock" not in name}])
+    assert "| 0.0% | 100.0% |  |" in (tmp_path / "layer-gpu.md").read_text()
 
 
 def test_a_run_of_the_baseline_alone_has_a_table(tmp_path):

@@ -8,6 +8,7 @@
 #include "bench/cuda_rank_tensors.h"
 #include "bench/dense_product.h"
 #include "bench/routing.h"
+#include "bench/sm_clock.h"
 #include "comm/gpu_workspace_layout.h"
 #include "cuda/workspace.h"
 #include "layer/workspace.h"
@@ -193,7 +194,7 @@ SamplesMs slowest_of(Communicator& group, const SamplesMs& mine_S, double deadli
 }
 
 /// 0 where cuBLAS is missing.
-double dense_tflops_of(int device) {
+DenseRate dense_rate_of(int device) {
   constexpr std::int64_t kSize = 8192;
   constexpr int kNumRepeats = 27;  // about a burst
   constexpr int kNumIgnored = 2;
@@ -205,11 +206,13 @@ double dense_tflops_of(int device) {
   check(cudaDeviceSynchronize(), "random matrices");
   const OwnedStream stream;
   const DenseProduct product(stream.get());
-  if (!product.is_available()) return 0.0;
+  if (!product.is_available()) return {};
   Event start, end;
   SamplesMs samples;
+  SmClock clock(device);
   std::this_thread::sleep_for(kBurstPause);
   for (int repeat = 0; repeat < kNumRepeats; ++repeat) {
+    if (repeat == kNumIgnored) clock.start(stream.get());
     start.record(stream.get());
     product.multiply(kSize, a.view<bf16>({kSize, kSize}).data, b.view<bf16>({kSize, kSize}).data,
                      c.view<bf16>({kSize, kSize}).data);
@@ -217,7 +220,9 @@ double dense_tflops_of(int device) {
     check(cudaStreamSynchronize(stream.get()), "a dense product");
     if (repeat >= kNumIgnored) samples.push_back(end.ms_since(start));
   }
-  return 2.0 * kSize * kSize * kSize / summarize(samples).median_ms * 1e-9;
+  clock.end(stream.get());
+  return {2.0 * kSize * kSize * kSize / summarize(samples).median_ms * 1e-9,
+          clock.ghz(stream.get())};
 }
 
 }  // namespace
@@ -240,8 +245,11 @@ CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
     MoeLayer layer(config, *group, workspace);
     const OwnedStream stream;
     Event start, middle, end;
+    SmClock clock(device);
+    std::vector<double> clock_S(num_repeats);
     CallContext call;
     const auto pass = [&] {
+      clock.start(stream.get());
       check(cudaStreamSynchronize(stream.get()), "a timed pass");
       group->barrier("a timed pass", config.entry_deadline_s);
       start.record(stream.get());
@@ -249,6 +257,7 @@ CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
       middle.record(stream.get());
       layer.backward(call, tensors.backward_input(), tensors.backward_output(), {stream.get()});
       end.record(stream.get());
+      clock.end(stream.get());
       layer.check({stream.get()});
     };
     run_in_bursts(
@@ -257,11 +266,16 @@ CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
         [&](int repeat) {
           forward_S[repeat] = middle.ms_since(start);
           backward_S[repeat] = end.ms_since(middle);
+          clock_S[repeat] = clock.ghz(stream.get());
         });
     CudaLayerTimes looks =
         look_into_passes(config, *group, workspace, layer, tensors, {device, stream.get()});
     looks.forward_ms = slowest_of(*group, forward_S, config.entry_deadline_s);
     looks.backward_ms = slowest_of(*group, backward_S, config.entry_deadline_s);
+    const double clock_ghz = summarize(clock_S).median_ms;
+    looks.clock_ghz_R.resize(num_ranks);
+    group->all_gather(&clock_ghz, looks.clock_ghz_R.data(), sizeof clock_ghz,
+                      "the clocks of all ranks", config.entry_deadline_s);
     if (speaks) times = looks;
     group->barrier("the end of a benchmark", config.entry_deadline_s);
   };
@@ -276,19 +290,18 @@ CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
   return times;
 }
 
-double dense_tflops(int num_ranks, Communicator* launched) {
+DenseRate dense_rate(int num_ranks, Communicator* launched) {
+  std::vector<DenseRate> of_devices;
   if (launched != nullptr) {
-    const double mine =
-        dense_tflops_of(verify::cuda_device_of(launched->topology(), launched->rank()));
-    std::vector<double> all(launched->size());
-    launched->all_gather(&mine, all.data(), sizeof mine, "a dense product", kDeadlineS);
-    return *std::min_element(all.begin(), all.end());
+    const DenseRate mine =
+        dense_rate_of(verify::cuda_device_of(launched->topology(), launched->rank()));
+    of_devices.resize(launched->size());
+    launched->all_gather(&mine, of_devices.data(), sizeof mine, "a dense product", kDeadlineS);
+  } else {
+    for (int device = 0; device < std::min(num_ranks, num_cuda_devices()); ++device)
+      of_devices.push_back(dense_rate_of(device));
   }
-  double slowest = dense_tflops_of(0);
-  for (int device = 1; device < std::min(num_ranks, num_cuda_devices()); ++device) {
-    slowest = std::min(slowest, dense_tflops_of(device));
-  }
-  return slowest;
+  return *std::ranges::min_element(of_devices, {}, &DenseRate::tflops);
 }
 
 std::string cuda_device_name() {

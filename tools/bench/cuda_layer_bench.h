@@ -17,6 +17,8 @@ struct CudaLayerTimes {
   /// GPU time from the call to its last kernel; of the slowest rank, after a meeting of all ranks.
   SamplesMs forward_ms;
   SamplesMs backward_ms;
+  /// Of each rank's device over a pass, forward and backward; medians.
+  std::vector<double> clock_ghz_R;
   /// Medians of passes of their own, because looking costs a little; of the rank that receives most
   /// rows, as all that follows.
   std::map<std::string, double> forward_stages_ms;
@@ -52,10 +54,14 @@ CudaLayerTimes time_layer_on_cuda(const LayerConfig& config,
                                   int num_repeats, Communicator* launched = nullptr,
                                   const CudaHostsOptions& hosts = {});
 
-/// What dense products reach on this machine, measured now: bf16, 8192^3, cuBLAS, random data.
-/// TFLOP/s of the slowest of the ranks' devices; 0 where cuBLAS (libcublas.so.13 or .12) cannot be
-/// loaded.
-double dense_tflops(int num_ranks, Communicator* launched = nullptr);
+/// What dense products reach, and at which clock of the multiprocessors.
+struct DenseRate {
+  double tflops = 0.0;
+  double clock_ghz = 0.0;
+};
+/// Measured now: bf16, 8192^3, cuBLAS, random data, a burst of 40 ms. Of the slowest of the ranks'
+/// devices; 0 where cuBLAS (libcublas.so.13 or .12) cannot be loaded.
+DenseRate dense_rate(int num_ranks, Communicator* launched = nullptr);
 
 std::string cuda_device_name();
 

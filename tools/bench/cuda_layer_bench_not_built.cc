@@ -18,7 +18,7 @@ CudaLayerTimes time_layer_on_cuda(const LayerConfig& /*config*/,
                                   const CudaHostsOptions& /*hosts*/) {
   refuse();
 }
-double dense_tflops(int /*num_ranks*/, Communicator* /*launched*/) { refuse(); }
+DenseRate dense_rate(int /*num_ranks*/, Communicator* /*launched*/) { refuse(); }
 std::string cuda_device_name() { refuse(); }
 
 }  // namespace megamoe::bench

@@ -250,10 +250,13 @@ void print_cuda_result(const CudaLayerResult& result, double dense_tflops) {
         100.0 * result.times.peers_awaited_share, 100.0 * result.times.summed_beside_share);
   }
   print_tail(result, result.times.backward_tail_share);
+  std::printf("            multiprocessors of each GPU at");
+  for (const double ghz : result.times.clock_ghz_R) std::printf(" %.2f", ghz);
+  std::printf(" GHz, forward and backward\n");
   print_busiest(result, dense_tflops);
 }
 
-nlohmann::ordered_json to_cuda_record(const CudaLayerResult& result, double dense_tflops,
+nlohmann::ordered_json to_cuda_record(const CudaLayerResult& result, const DenseRate& dense,
                                       const RunInfo& run) {
   nlohmann::ordered_json record = {
       {"layer", "megamoe"},
@@ -267,9 +270,11 @@ nlohmann::ordered_json to_cuda_record(const CudaLayerResult& result, double dens
     record["network_groups"] = result.hosts.network_groups;
     record["network_ctas"] = result.hosts.network_ctas;
   }
-  record["dense_tflops"] = dense_tflops;
+  record["dense_tflops"] = dense.tflops;
+  record["dense_clock_ghz"] = dense.clock_ghz;
+  record["clock_ghz"] = result.times.clock_ghz_R;
   append_times(record, result, result.times.forward_ms, result.times.backward_ms);
-  append_routing(record, result, dense_tflops);
+  append_routing(record, result, dense.tflops);
   if (has_shares(result)) {
     record["exposed_share"] = result.times.forward_rows.exposed_share;
     record["start_share"] = result.times.forward_rows.start_share;

@@ -64,7 +64,7 @@ nlohmann::ordered_json to_record(const LayerResult& result, const Ceiling& ceili
 
 /// `dense_tflops` is 0 where it could not be measured.
 void print_cuda_result(const CudaLayerResult& result, double dense_tflops);
-nlohmann::ordered_json to_cuda_record(const CudaLayerResult& result, double dense_tflops,
+nlohmann::ordered_json to_cuda_record(const CudaLayerResult& result, const DenseRate& dense,
                                       const RunInfo& run);
 
 }  // namespace megamoe::bench

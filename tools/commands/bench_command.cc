@@ -139,13 +139,16 @@ nlohmann::ordered_json run_on_cuda(const BenchOptions& options, const Layers& la
                                    const bench::RunInfo& run, Communicator* launched) {
   const bool speaks = launched == nullptr || launched->rank() == 0;
   nlohmann::ordered_json records = nlohmann::ordered_json::array();
-  const double dense_tflops = bench::dense_tflops(options.num_ranks, launched);
+  const bench::DenseRate dense = bench::dense_rate(options.num_ranks, launched);
   if (speaks) {
     if (launched != nullptr) std::printf("%s\n", launched->topology().describe().c_str());
     std::printf("%d x %s, dense bf16 8192^3: ", options.num_ranks,
                 bench::cuda_device_name().c_str());
-    std::printf(dense_tflops > 0 ? "%.1f TFLOP/s = P\n" : "not measured (no cuBLAS)\n",
-                dense_tflops);
+    if (dense.tflops > 0) {
+      std::printf("%.1f TFLOP/s = P, at %.2f GHz\n", dense.tflops, dense.clock_ghz);
+    } else {
+      std::printf("not measured (no cuBLAS)\n");
+    }
   }
   for (const auto& [name, layer] : layers) {
     LayerConfig config = layer;
@@ -164,9 +167,9 @@ nlohmann::ordered_json run_on_cuda(const BenchOptions& options, const Layers& la
         bench::time_layer_on_cuda(with_capacity(config, options.num_ranks, busiest), ids_RTK,
                                   options.num_repeats, launched, options.hosts)};
     if (!speaks) continue;
-    bench::print_cuda_result(result, dense_tflops);
+    bench::print_cuda_result(result, dense.tflops);
     std::fflush(stdout);
-    records.push_back(bench::to_cuda_record(result, dense_tflops, run));
+    records.push_back(bench::to_cuda_record(result, dense, run));
   }
   return records;
 }
@@ -192,7 +195,7 @@ bench::StepResult measure_step(const BenchOptions& options, const std::string& n
 nlohmann::ordered_json run_steps(const BenchOptions& options, const Layers& layers,
                                  const bench::RunInfo& run) {
   const bool on_cuda = options.backend == "cuda";
-  const double dense_tflops = on_cuda ? bench::dense_tflops(options.num_ranks) : 0.0;
+  const double dense_tflops = on_cuda ? bench::dense_rate(options.num_ranks).tflops : 0.0;
   const std::string hardware =
       on_cuda ? std::to_string(options.num_ranks) + " x " + bench::cuda_device_name()
               : processor_name() + ", " + std::to_string(num_cpu_threads()) + " threads";
