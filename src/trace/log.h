@@ -52,8 +52,9 @@ struct Record {
 };
 static_assert(sizeof(Record) == 24);
 
-/// Enough for a tile's two spans where every expert's weight gradients are cut into many tiles.
-inline constexpr std::uint32_t kMaxRecords = 2048;
+/// Enough for a tile's two spans where 256 experts of deepseek-v3's size are on one rank, whose
+/// weight gradients have 2,979 tiles for each of 132 CTAs.
+inline constexpr std::uint32_t kMaxRecords = 8192;
 
 struct BlockLog {
   std::uint64_t begin_ns;  ///< global timer; 0: the CTA did not run
