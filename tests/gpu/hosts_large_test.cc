@@ -10,6 +10,7 @@
 #include "gpu/host_process.h"
 #include "gpu/host_processes.h"
 #include "gpu/hosts_ways.h"
+#include "gpu/huge_experts.h"
 #include "gpu/layer_device.h"
 
 namespace megamoe::verify {
@@ -74,11 +75,68 @@ TEST(HostProcess, DISABLED_ManyRows) {
   expect_rows(tensors.dx, expected.dx);
 }
 
-TEST(ProcessesOfHostsOfARank, OffsetsPassTwoToThe31Elements) {
+/// Case 12: each host has weights of more than 2^31 elements, and the tokens of both go to the last
+/// expert of the second. Its results must have the bits of a layer of that one expert.
+TEST(HostProcess, DISABLED_HugeExperts) {
+  const ThisHost host;
+  constexpr std::int64_t kExperts = 512, kHidden = 5120, kTokens = 40;
+  ProblemSpec spec = spec_with_tokens({2 * kTokens});
+  spec.hidden_dim = kHidden;
+  spec.intermediate_dim = 2048;
+  spec.num_experts = 1;
+  spec.top_k = 1;
+  const DeviceProblem only(make_problem(spec));
+  step_on_one_rank(spec, only);
+
+  spec.tokens_per_rank = {kTokens, kTokens};
+  spec.num_experts = kExperts;
+  const HugeExperts experts(kExperts / 2, only);
+  const OnDevice<std::int32_t> ids(std::vector<std::int32_t>(kTokens, kExperts - 1));
+  const OnDevice<bf16> y(kTokens * kHidden), dx(kTokens * kHidden);
+  const OnDevice<float> dweights(kTokens);
+  const std::int64_t first = host.host * kTokens;
+  const ConstTensorView x = tensor_view(only.x.data() + first * kHidden, {kTokens, kHidden});
+  const ConstTensorView dy = tensor_view(only.dy.data() + first * kHidden, {kTokens, kHidden});
+  const ConstTensorView weights = tensor_view(only.weights.data() + first, {kTokens, 1});
+
+  host.run([&](Communicator& group) {
+    const RunOptions options = options_of(group);
+    const BackendGroup joined(group, options);
+    const LayerConfig config = layer_config(spec, options);
+    Workspace workspace(config, joined.get());
+    MoeLayer layer(config, joined.get(), workspace);
+    const TestStream stream;
+    const CallContext call = layer.forward({x, ids.view({kTokens, 1}), weights, experts.weights()},
+                                           {y.view({kTokens, kHidden})}, stream);
+    layer.backward(call, {x, dy, experts.weights()},
+                   {dx.view({kTokens, kHidden}), dweights.view({kTokens, 1}), experts.gradients()},
+                   stream);
+    layer.check(stream);
+    group.barrier("the end", 60.0);
+  });
+  EXPECT_TRUE(same_bits(y.download(), only.y.download(first * kHidden, kTokens * kHidden)));
+  EXPECT_TRUE(same_bits(dx.download(), only.dx.download(first * kHidden, kTokens * kHidden)));
+  EXPECT_EQ(dweights.download(), only.dweights.download(first, kTokens));
+  if (host.host == 1) {
+    experts.expect_gradients_of_the_last();
+  } else {
+    experts.expect_zeros();
+  }
+}
+
+void expect_both_succeed_with(std::size_t gigabytes, const char* test) {
   std::size_t free = 0, total = 0;
   cuda::check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-  if (free < std::size_t{60} << 30) GTEST_SKIP() << "needs 60 GB of memory of each device";
-  expect_both_succeed("DISABLED_ManyRows", kARankEach, 100.0);
+  if (free < gigabytes << 30) GTEST_SKIP() << "needs " << gigabytes << " GB of each device";
+  expect_both_succeed(test, kARankEach, 100.0);
+}
+
+TEST(ProcessesOfHostsOfARank, OffsetsPassTwoToThe31Elements) {
+  expect_both_succeed_with(60, "DISABLED_ManyRows");
+}
+
+TEST(ProcessesOfHostsOfARank, TheLastExpertLiesBeyondTwoToThe31Elements) {
+  expect_both_succeed_with(40, "DISABLED_HugeExperts");
 }
 
 }  // namespace
