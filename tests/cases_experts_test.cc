@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
@@ -186,62 +187,105 @@ TEST(Case06RowGroups, ChangingOneExpertChangesOnlyItsRows) {
   }
 }
 
+/// One of a rank's expert tensors, and its gradient. E = 512 of 5120 x 2048 are 10.7 GB a tensor;
+/// these experts are as far apart, but 64 x 64 each: they have the same offsets and touch only a
+/// few pages. Around the last one's gradient lie guards.
+class FarExperts {
+ public:
+  static constexpr std::int64_t kStride = std::int64_t{5120} * 2048;
+
+  /// The weights of the last of `experts`, and zeros for the others.
+  explicit FarExperts(const ConstTensorView& experts)
+      : last_(experts.sizes[0] - 1),
+        size_(experts.sizes[1] * experts.sizes[2]),
+        weights_(experts.sizes[0] * kStride * sizeof(bf16)),
+        gradients_(experts.sizes[0] * kStride * sizeof(float)) {
+    if (!usable()) return;
+    std::copy_n(static_cast<const bf16*>(experts.data) + last_ * size_, size_,
+                weights_.as<bf16>() + last_ * kStride);
+    std::fill_n(last_gradient() - kGuard, kGuard, kPattern);
+    std::fill_n(last_gradient() + size_, kGuard, kPattern);
+  }
+
+  [[nodiscard]] bool usable() const { return weights_.usable() && gradients_.usable(); }
+  /// `view`, of experts that lie together, on these.
+  [[nodiscard]] ConstTensorView weights(ConstTensorView view) const {
+    view.data = weights_.as<bf16>();
+    view.strides[0] = kStride;
+    return view;
+  }
+  [[nodiscard]] TensorView gradient(TensorView view) const {
+    view.data = gradients_.as<float>();
+    view.strides[0] = kStride;
+    return view;
+  }
+
+  /// `last`: what the last expert's gradient must be.
+  void expect_gradient(const std::byte* last) const {
+    const float* gradient = last_gradient();
+    EXPECT_EQ(std::memcmp(gradient, last, size_ * sizeof(float)), 0);
+    EXPECT_EQ(std::count(gradient - kGuard, gradient, kPattern), kGuard);
+    EXPECT_EQ(std::count(gradient + size_, gradient + size_ + kGuard, kPattern), kGuard);
+    EXPECT_EQ(gradient[-kStride], 0.0F);  // the expert before it
+  }
+
+ private:
+  static constexpr std::int64_t kGuard = 1024;
+  static constexpr float kPattern = 12345.0F;
+  [[nodiscard]] float* last_gradient() const { return gradients_.as<float>() + last_ * kStride; }
+
+  std::int64_t last_;
+  std::int64_t size_;
+  SparseMemory weights_;
+  SparseMemory gradients_;
+};
+
 TEST(Case12HugeExpertWeights, TheLastExpertLiesBeyondTwoToThe31Elements) {
   MEGAMOE_ON_CPU_ONLY("it gives the layer host memory");
-  // E = 512 of 5120 x 2048 are 10.7 GB a weight. Experts as far apart as those, but 64 x 64 each,
-  // have the same offsets and touch only a few pages. Gradients are accumulated: stored ones would
-  // write zeros to every expert.
-  constexpr std::int64_t kExpertStride = std::int64_t{5120} * 2048;
-  ProblemSpec spec = spec_with_tokens({9});
-  spec.num_experts = 512;
-  spec.top_k = 1;
-  spec.routing = RoutingPattern::one_expert;  // the last one
-  const Problem problem = make_problem(spec);
-  const std::int64_t expert_size = spec.hidden_dim * spec.intermediate_dim;
-  const std::int64_t last = spec.num_experts - 1;
-  ASSERT_GT(last * kExpertStride, std::int64_t{1} << 31);
+  for (const std::vector<std::int64_t>& tokens : {std::vector<std::int64_t>{9}, {5, 9}}) {
+    SCOPED_TRACE(testing::PrintToString(tokens));
+    ProblemSpec spec = spec_with_tokens(tokens);
+    spec.num_experts = 512;
+    spec.top_k = 1;
+    spec.routing = RoutingPattern::one_expert;  // the last one
+    const Problem problem = make_problem(spec);
+    const std::int64_t experts_per_rank = spec.num_experts / spec.num_ranks();
+    ASSERT_GT((experts_per_rank - 1) * FarExperts::kStride, std::int64_t{1} << 31);
 
-  RunOptions options;
-  options.weight_gradient_mode = WeightGradientMode::accumulate_fp32;
-  const LayerTensors dense = run_layer(problem, options);
-  const SparseMemory weights(kExpertStride * spec.num_experts * sizeof(bf16));
-  const SparseMemory gradients(kExpertStride * spec.num_experts * sizeof(float));
-  if (!weights.usable() || !gradients.usable()) GTEST_SKIP() << "no 32 GB of address space";
-  std::copy_n(&problem.down_EHI[last * expert_size], expert_size,
-              weights.as<bf16>() + last * kExpertStride);
-  // Guards: a page's worth of numbers before and after the gradient.
-  constexpr std::int64_t kGuard = 1024;
-  constexpr float kPattern = 12345.0F;
-  float* gradient = gradients.as<float>() + last * kExpertStride;
-  std::fill_n(gradient - kGuard, kGuard, kPattern);
-  std::fill_n(gradient + expert_size, kGuard, kPattern);
+    RunOptions options;  // stored gradients would write zeros to every expert
+    options.weight_gradient_mode = WeightGradientMode::accumulate_fp32;
+    const LayerTensors dense = run_layer(problem, options);
+    std::atomic<bool> has_room = true;
+    const LayerTensors tensors =
+        run_sessions(problem, options, [&](RankSession& session, Communicator& group) {
+          ForwardInput input = session.data().forward_input();
+          BackwardInput backward_input = session.data().backward_input();
+          BackwardOutput output = session.data().backward_output();
+          const FarExperts gate(input.experts.gate), up(input.experts.up), down(input.experts.down);
+          if (!gate.usable() || !up.usable() || !down.usable()) has_room = false;
+          group.barrier("address space", 60);
+          if (!has_room) return;
+          input.experts = {gate.weights(input.experts.gate), up.weights(input.experts.up),
+                           down.weights(input.experts.down)};
+          backward_input.experts = input.experts;
+          output.experts = {gate.gradient(output.experts.gate), up.gradient(output.experts.up),
+                            down.gradient(output.experts.down)};
+          const CallContext context =
+              session.layer().forward(input, session.data().forward_output());
+          session.layer().backward(context, backward_input, output);
 
-  run_sessions(problem, options, [&](RankSession& session, Communicator&) {
-    const auto spread = [&](auto view) {
-      view.strides[0] = kExpertStride;
-      return view;
-    };
-    ForwardInput input = session.data().forward_input();
-    input.experts.down = spread(tensor_view(const_cast<const bf16*>(weights.as<bf16>()),
-                                            {512, spec.hidden_dim, spec.intermediate_dim}));
-    CallContext context = session.layer().forward(input, session.data().forward_output());
-    BackwardInput backward_input = session.data().backward_input();
-    backward_input.experts.down = input.experts.down;
-    BackwardOutput output = session.data().backward_output();
-    output.experts.down =
-        spread(tensor_view(gradients.as<float>(), {512, spec.hidden_dim, spec.intermediate_dim}));
-    session.layer().backward(context, backward_input, output);
-    LayerTensors tensors = session.tensors();
+          const std::int64_t last_expert = (group.rank() + 1) * experts_per_rank - 1;
+          const std::int64_t offset_bytes =
+              last_expert * spec.hidden_dim * spec.intermediate_dim * std::int64_t{sizeof(float)};
+          gate.expect_gradient(&dense.dgate.bytes[offset_bytes]);
+          up.expect_gradient(&dense.dup.bytes[offset_bytes]);
+          down.expect_gradient(&dense.ddown.bytes[offset_bytes]);
+        });
+    if (!has_room) GTEST_SKIP() << "no 97 GB of address space";
     EXPECT_TRUE(tensors.y == dense.y);
     EXPECT_TRUE(tensors.dx == dense.dx);
-    EXPECT_TRUE(tensors.dup == dense.dup);
-  });
-  EXPECT_EQ(std::memcmp(gradient, &dense.ddown.bytes[last * expert_size * sizeof(float)],
-                        expert_size * sizeof(float)),
-            0);
-  EXPECT_EQ(std::count(gradient - kGuard, gradient, kPattern), kGuard);
-  EXPECT_EQ(std::count(gradient + expert_size, gradient + expert_size + kGuard, kPattern), kGuard);
-  EXPECT_EQ(gradients.as<float>()[(last - 1) * kExpertStride], 0.0F);
+    EXPECT_TRUE(tensors.dweights == dense.dweights);
+  }
 }
 
 TEST(Case17GateAndUp, AreCheckedApart) {

@@ -89,6 +89,47 @@ TEST_F(Command, OptionsOfCallsOverHostsAreRefusedByName) {
   }
 }
 
+/// Every launcher's variables, of two processes in a Slurm job; there Slurm says of both that they
+/// are rank 0 of 4, unless it has started them itself.
+TEST_F(Command, RankAndSizeAreTheLaunchers) {
+  struct Launcher {
+    const char* name;
+    std::string rank;
+    std::string num_ranks;
+  };
+  for (const Launcher& launcher :
+       std::initializer_list<Launcher>{{"torchrun", "RANK", "WORLD_SIZE"},
+                                       {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+                                       {"MPICH", "PMI_RANK", "PMI_SIZE"},
+                                       {"srun", "SLURM_PROCID", "SLURM_NTASKS"}}) {
+    SCOPED_TRACE(launcher.name);
+    const auto environment = [&](int rank) {
+      return "SLURM_PROCID=0 SLURM_NTASKS=4 " + launcher.rank + "=" + std::to_string(rank) + " " +
+             launcher.num_ranks + "=2";
+    };
+    const std::string arguments =
+        "info --launched --json --host-name a --rendezvous " + free_rendezvous();
+    const Outcome outcome = run(
+        arguments + " >/dev/null 2>&1 & " + environment(0) + " " + MEGAMOE_COMMAND " " + arguments,
+        environment(1));
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_EQ(nlohmann::json::parse(outcome.out).at("ranks").size(), 2U);
+  }
+}
+
+TEST_F(Command, RankAndSizeOfDifferentLaunchersAreNotMixed) {
+  const Outcome mixed = run("info --launched --rendezvous 127.0.0.1:1",
+                            "WORLD_SIZE=1 PMI_RANK=7 PMI_SIZE=5 SLURM_PROCID=0");
+  EXPECT_EQ(mixed.exit_code, 1);
+  EXPECT_NE(mixed.err.find("rank is 7, must be from 0 to 4"), std::string::npos) << mixed.err;
+  const Outcome no_number =
+      run("info --launched --rank 0 --rendezvous 127.0.0.1:1", "PMI_RANK=7 PMI_SIZE=five");
+  EXPECT_EQ(no_number.exit_code, 2);
+  EXPECT_NE(no_number.err.find("--world-size: the launcher's PMI_SIZE is 'five'"),
+            std::string::npos)
+      << no_number.err;
+}
+
 TEST_F(Command, WhatNoLauncherSaysIsNamed) {
   const auto expect_usage_error = [&](const std::string& arguments, const std::string& option) {
     const Outcome outcome = run(arguments);

@@ -27,6 +27,30 @@ TEST(Rendezvous, AMissingRankIsADeadlineThatNamesItOnAll) {
   }));
 }
 
+/// Of four ranks the last one does not come, and rank 2 is killed while the others wait for it.
+TEST(Rendezvous, ARankThatIsKilledWhileOthersAreAwaitedIsNamedAtOnce) {
+  const std::string rendezvous = free_rendezvous();
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<int> statuses = run_processes(3, [&](const std::string& /*name*/, int rank) {
+    if (rank == 2) {
+      std::thread([] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+        raise(SIGKILL);
+      }).detach();
+    }
+    const Error error = error_of([&] {
+      make_network_communicator({rank, 4, rendezvous, "host"}, kDeadline);
+    });
+    expect(error.code() == ErrorCode::peer_failed, error.what());
+    expect(contains(error, "rank 2 (on host) has left while the group formed"), error.what());
+    expect(contains(error, "not there yet: rank 3"), error.what());
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+  EXPECT_EQ(statuses[0], 0);
+  EXPECT_EQ(statuses[1], 0);
+  EXPECT_NE(statuses[2], 0);
+}
+
 TEST(Rendezvous, NobodyThere) {
   const std::string rendezvous = free_rendezvous();
   const Error error = error_of([&] { make_network_communicator({1, 2, rendezvous, "host"}, 0.3); });

@@ -13,6 +13,7 @@
 #include "cuda/runtime.h"
 #include "kernels/hosts/hosts.h"
 #include "layer/call_entry.h"
+#include "options.h"
 #include "routing/crossing.h"
 
 namespace megamoe::bench {
@@ -20,8 +21,6 @@ namespace {
 
 using cuda::check;
 using Clock = std::chrono::steady_clock;
-
-constexpr double kDeadlineS = 60.0;
 
 double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();

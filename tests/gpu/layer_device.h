@@ -153,4 +153,14 @@ inline LayerConfig cuda_config(const ProblemSpec& spec) {
   return layer_config(spec, options);
 }
 
+/// One step of a layer of one rank.
+inline void step_on_one_rank(const ProblemSpec& spec, const DeviceProblem& tensors) {
+  const TestStream stream;
+  OneRank rank(cuda_config(spec));
+  const CallContext call =
+      rank.layer.forward(tensors.forward_input(), tensors.forward_output(), stream);
+  rank.layer.backward(call, tensors.backward_input(), tensors.backward_output(), stream);
+  rank.layer.check(stream);
+}
+
 }  // namespace megamoe::verify

@@ -1,45 +1,72 @@
 #include "common/launch.h"
 
 #include <cstdlib>
-#include <initializer_list>
-#include <optional>
+#include <string>
 
 namespace megamoe::tools {
 namespace {
 
-/// The first of these variables of the environment that is set.
-std::optional<std::string> first_set(std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    const char* value = std::getenv(name);
-    if (value != nullptr && *value != '\0') return value;
-  }
-  return std::nullopt;
+/// How a launcher tells a process its rank, and how many there are.
+struct LauncherVariables {
+  const char* rank;
+  const char* num_ranks;
+};
+/// In a Slurm job its own variables are also set for processes that torchrun or mpirun start, and
+/// say of each that it is rank 0: they come last.
+constexpr LauncherVariables kLaunchers[] = {
+    {"RANK", "WORLD_SIZE"},                            // torchrun
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},  // mpirun of Open MPI
+    {"PMI_RANK", "PMI_SIZE"},                          // mpirun of MPICH and Intel MPI
+    {"SLURM_PROCID", "SLURM_NTASKS"},                  // srun
+};
+
+/// Empty where the environment has no such variable, or an empty one.
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
 }
 
 [[noreturn]] void refuse(const std::string& option, const std::string& message) {
   throw CLI::ValidationError(option, message);
 }
 
-int number_of(const std::string& option, int given, std::initializer_list<const char*> names) {
+/// The first launcher that has set both, so that they are of the same one.
+const LauncherVariables* launcher() {
+  for (const LauncherVariables& names : kLaunchers) {
+    if (!variable(names.rank).empty() && !variable(names.num_ranks).empty()) return &names;
+  }
+  return nullptr;
+}
+
+/// What `option` gave, or else the launcher's variable `name` says.
+int number_of(const char* option, int given, const char* LauncherVariables::*name) {
   if (given >= 0) return given;
-  const std::optional<std::string> text = first_set(names);
-  if (!text)
-    refuse(option, "is needed with --launched: no launcher has set " + std::string(*names.begin()));
+  const LauncherVariables* const names = launcher();
+  if (names == nullptr) {
+    std::string known;
+    for (const LauncherVariables& other : kLaunchers) {
+      known += (known.empty() ? "" : ", ") + std::string(other.*name);
+    }
+    refuse(option, "is needed with --launched: no launcher has set any of " + known);
+  }
   int value = -1;
-  if (!CLI::detail::lexical_cast(*text, value)) refuse(option, "the launcher says '" + *text + "'");
+  const std::string text = variable(names->*name);
+  if (!CLI::detail::lexical_cast(text, value)) {
+    refuse(option, "the launcher's " + std::string(names->*name) + " is '" + text + "'");
+  }
   return value;
 }
 
 /// torchrun itself listens at MASTER_PORT: the next port is taken.
 std::string launcher_rendezvous() {
-  const std::optional<std::string> address = first_set({"MASTER_ADDR"});
-  const std::optional<std::string> port = first_set({"MASTER_PORT"});
-  int number = 0;
-  if (!address || !port || !CLI::detail::lexical_cast(*port, number)) {
+  const std::string address = variable("MASTER_ADDR");
+  int port = 0;
+  if (address.empty() || !CLI::detail::lexical_cast(variable("MASTER_PORT"), port)) {
     refuse("--rendezvous",
-           "is needed with --launched: no launcher has set MASTER_ADDR and MASTER_PORT");
+           "is needed with --launched: MASTER_ADDR and MASTER_PORT are not set (torchrun sets "
+           "them, mpirun and srun do not)");
   }
-  return *address + ":" + std::to_string(number + 1);
+  return address + ":" + std::to_string(port + 1);
 }
 
 }  // namespace
@@ -50,13 +77,15 @@ void add_launch_options(CLI::App& command, LaunchOptions& options) {
                    "srun), on one host or more");
   command
       .add_option("--rank", options.network.rank,
-                  "With --launched: this rank; default RANK, OMPI_COMM_WORLD_RANK or SLURM_PROCID")
+                  "With --launched: this rank; default RANK, OMPI_COMM_WORLD_RANK, PMI_RANK or "
+                  "SLURM_PROCID")
       ->default_str("")
       ->check(CLI::Range(0, 255));
   command
-      .add_option("--world-size", options.network.num_ranks,
-                  "With --launched: all ranks; default WORLD_SIZE, OMPI_COMM_WORLD_SIZE or "
-                  "SLURM_NTASKS")
+      .add_option(
+          "--world-size", options.network.num_ranks,
+          "With --launched: all ranks; default WORLD_SIZE, OMPI_COMM_WORLD_SIZE, PMI_SIZE or "
+          "SLURM_NTASKS")
       ->default_str("")
       ->check(CLI::Range(1, 256));
   command
@@ -94,10 +123,8 @@ void refuse_hosts_options_on_cpu(const CudaHostsOptions& hosts) {
 
 std::unique_ptr<Communicator> join_launched_group(const LaunchOptions& options) {
   NetworkOptions network = options.network;
-  network.rank =
-      number_of("--rank", network.rank, {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"});
-  network.num_ranks = number_of("--world-size", network.num_ranks,
-                                {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"});
+  network.rank = number_of("--rank", network.rank, &LauncherVariables::rank);
+  network.num_ranks = number_of("--world-size", network.num_ranks, &LauncherVariables::num_ranks);
   if (network.rendezvous.empty()) network.rendezvous = launcher_rendezvous();
   return make_network_communicator(network, options.deadline_s);
 }

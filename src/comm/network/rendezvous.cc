@@ -95,6 +95,16 @@ void replace_loopback(std::vector<Member>& members, const std::vector<Socket>& r
   }
 }
 
+/// Why the group does not form: a rank that had joined has closed its connection.
+LocalOutcome lost(const Member& member, int rank, const std::vector<Socket>& ranks) {
+  const std::string missing = missing_ranks(ranks);
+  return refusal(ErrorCode::peer_failed,
+                 "rank " + std::to_string(rank) + " (on " + member.host.data() +
+                     ") has left while the group formed (its process, or the connection to it, has "
+                     "ended without a word)" +
+                     (missing.empty() ? "" : "; not there yet: rank " + missing));
+}
+
 /// An address of another machine may yet lead here, where it is translated on the way.
 std::string where_it_is(const Endpoint& rendezvous) {
   return is_of_this_machine(rendezvous)
@@ -112,12 +122,21 @@ Membership gather(const Endpoint& rendezvous, const NetworkOptions& options, Soc
   std::random_device random;
   membership.group_id = (std::uint64_t{random()} << 32) | random();
 
+  // Not at the deadline: a look-up could outlast the time for which others wait for the answer.
   const std::string where = where_it_is(rendezvous);
   int num_joined = 1;
   LocalOutcome outcome;
-  while (num_joined < options.num_ranks) {
-    std::optional<Socket> socket = accept_from(listener, deadline);
+  for (;;) {
+    const bool all_joined = num_joined == options.num_ranks;
+    const int gone = wait_beside(listener, ranks, all_joined ? Deadline(0.0) : deadline);
+    if (gone >= 0) {
+      outcome = lost(membership.members_R[gone], gone, ranks);
+      break;
+    }
+    if (all_joined) break;
+    std::optional<Socket> socket = accept_from(listener, Deadline(0.0));
     if (!socket) {
+      if (!deadline.has_passed()) continue;  // whoever knocked has gone
       outcome = refusal(ErrorCode::deadline_exceeded,
                         "rank 0 waited " + std::to_string(deadline.seconds()) + " s at " +
                             options.rendezvous + where + "; missing: rank " + missing_ranks(ranks));

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <memory>
 #include <thread>
+#include <vector>
 
 #include "megamoe/error.h"
 
@@ -197,6 +198,19 @@ std::optional<Socket> connect_to(const Endpoint& endpoint, const Deadline& deadl
     }
     if (deadline.has_passed()) return std::nullopt;
     std::this_thread::sleep_for(kRetryInterval);
+  }
+}
+
+int wait_beside(const Socket& listener, std::span<const Socket> peers, const Deadline& deadline) {
+  std::vector<pollfd> polled;
+  for (const Socket& peer : peers) polled.push_back({peer.descriptor(), POLLRDHUP, 0});
+  polled.push_back({listener.descriptor(), POLLIN, 0});
+  for (;;) {
+    const int count = poll(polled.data(), polled.size(), deadline.remaining_ms());
+    for (std::size_t i = 0; count > 0 && i < peers.size(); ++i) {
+      if (polled[i].revents != 0) return static_cast<int>(i);
+    }
+    if (count > 0 || deadline.has_passed() || (count < 0 && errno != EINTR)) return -1;
   }
 }
 

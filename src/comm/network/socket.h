@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -56,6 +57,10 @@ bool is_loopback(const std::string& address);
 /// invalid_argument where the address has no meaning.
 std::optional<Socket> connect_to(const Endpoint& endpoint, const Deadline& deadline,
                                  std::string& why);
+/// Waits until somebody is to be accepted, or one of `peers`, from which nothing else is to come,
+/// has closed its connection, or the deadline has passed. The index of a peer that has closed, else
+/// -1. Closed sockets of this side do not count.
+int wait_beside(const Socket& listener, std::span<const Socket> peers, const Deadline& deadline);
 /// Empty after the deadline.
 std::optional<Socket> accept_from(const Socket& listener, const Deadline& deadline);
 

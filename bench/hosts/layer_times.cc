@@ -1,0 +1,127 @@
+#include "layer_times.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "bench/cuda_rank_tensors.h"
+#include "bench/samples.h"
+#include "cuda/runtime.h"
+#include "cuda/workspace.h"
+#include "layer/workspace.h"
+#include "megamoe/megamoe.h"
+
+namespace megamoe::bench {
+namespace {
+
+using cuda::StageClock;
+
+bool waits(const std::string& stage) {
+  return stage.starts_with("await") || stage.starts_with("meet");
+}
+
+Spans spans_of(const Stages& compute, const Stages& network) {
+  Spans spans;
+  for (const StageClock::Stage& stage : compute) {
+    spans.total_ms = std::max(spans.total_ms, stage.start_ms + stage.ms);
+    if (!waits(stage.name) && stage.name != "stage_and_plan") spans.compute_ms += stage.ms;
+  }
+  for (const StageClock::Stage& stage : network) {
+    if (stage.name == "results") spans.last_ms = stage.ms;
+  }
+  bool has_rows = false;
+  for (const StageClock::Stage& stage : network) {
+    if (stage.name == "results" || has_rows) break;
+    spans.first_ms += waits(stage.name) ? 0.0 : stage.ms;
+    has_rows = stage.name == "rows";
+  }
+  return spans;
+}
+
+Spans median(const std::vector<Spans>& all) {
+  const auto of = [&](double Spans::*member) {
+    SamplesMs samples;
+    for (const Spans& spans : all) samples.push_back(spans.*member);
+    return summarize(samples).median_ms;
+  };
+  return {of(&Spans::total_ms), of(&Spans::compute_ms), of(&Spans::first_ms), of(&Spans::last_ms)};
+}
+
+/// Of the rank whose pass took longest; all of it that rank's, so that parts belong together.
+Spans slowest_rank(const Spans& mine, Communicator& group) {
+  std::vector<Spans> all(group.size());
+  group.all_gather(&mine, all.data(), sizeof mine, "times", kDeadlineS);
+  return *std::ranges::max_element(all, {}, &Spans::total_ms);
+}
+
+}  // namespace
+
+LayerTimes time_layer(const Options& options, Communicator& group, int device, Overlap overlap) {
+  LayerTimes times;
+  LayerConfig config;
+  config.shape = shape_of(options);
+  config.backend = Backend::cuda;
+  config.overlap = overlap;
+  config.memory_mode = MemoryMode::recompute;
+  const auto ids_RTK =
+      routing_ids(Routing::uniform, config.shape, options.num_tokens, group.size(), /*seed=*/1);
+  config.row_capacity = std::max(resolved_row_capacity(config, group.size()),
+                                 count_busiest(config.shape, ids_RTK).of_rank);
+  times.traffic = busiest_between_hosts(config.shape, group.topology(), ids_RTK);
+  RankTensors tensors(config, group.size(), group.rank(), device, ids_RTK[group.rank()]);
+  Workspace workspace(config, group);
+  MoeLayer layer(config, group, workspace);
+  auto& memory = static_cast<cuda::CudaWorkspace&>(*workspace.impl().memory);
+  const cuda::OwnedStream stream;
+  memory.stages.switch_on();
+  memory.network_stages.switch_on();
+  const auto take = [&] {
+    layer.check({stream.get()});
+    const Stages network = memory.network_stages.take_beside(memory.stages);
+    return Pass{memory.stages.take(), network};
+  };
+  std::vector<Spans> forward;
+  std::vector<Spans> backward;
+  constexpr int kWarmUps = 2;
+  // A chip lowers its clock within tens of milliseconds of full load. Without overlap it rests
+  // while rows travel; with overlap it does not. So that both begin alike, it rests before each
+  // pass.
+  const auto rest = [&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(options.pause_ms));
+    group.barrier("a timed pass", kDeadlineS);
+  };
+  for (int i = -kWarmUps; i < options.num_repeats; ++i) {
+    rest();
+    const CallContext call =
+        layer.forward(tensors.forward_input(), tensors.forward_output(), {stream.get()});
+    times.last_forward = take();
+    rest();
+    layer.backward(call, tensors.backward_input(), tensors.backward_output(), {stream.get()});
+    times.last_backward = take();
+    if (i < 0) continue;
+    forward.push_back(spans_of(times.last_forward.compute, times.last_forward.network));
+    backward.push_back(spans_of(times.last_backward.compute, times.last_backward.network));
+  }
+  times.num_groups = static_cast<int>(
+      std::ranges::count(times.last_forward.compute, "down", &StageClock::Stage::name));
+  times.forward = slowest_rank(median(forward), group);
+  times.backward = slowest_rank(median(backward), group);
+  return times;
+}
+
+AllAlone alone_of(const LayerTimes& off, double bytes_per_s) {
+  const auto ms_of = [&](std::int64_t bytes) {
+    return 1e3 * static_cast<double>(bytes) / bytes_per_s;
+  };
+  return {{off.forward.total_ms, off.forward.compute_ms, ms_of(off.traffic.forward_bytes)},
+          {off.backward.total_ms, off.backward.compute_ms, ms_of(off.traffic.backward_bytes)}};
+}
+
+double longer_ms(const Alone& alone) { return std::max(alone.compute_ms, alone.transfer_ms); }
+
+double bound_ms(const Spans& spans, const Alone& alone) {
+  return longer_ms(alone) + spans.first_ms + spans.last_ms;
+}
+
+}  // namespace megamoe::bench

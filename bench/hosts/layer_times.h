@@ -1,0 +1,70 @@
+// What forward and backward of a layer over hosts take, and where that time goes.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "bench/routing.h"
+#include "cuda/stage_clock.h"
+#include "megamoe/communicator.h"
+#include "megamoe/config.h"
+#include "options.h"
+
+namespace megamoe::bench {
+
+/// Of one pass, where its time went.
+struct Spans {
+  double total_ms = 0.0;
+  double compute_ms = 0.0;  ///< products and what moves rows inside the host
+  double first_ms = 0.0;    ///< until the first group's rows are there
+  double last_ms = 0.0;     ///< results of the last group
+};
+
+using Stages = std::vector<cuda::StageClock::Stage>;
+
+struct Pass {
+  Stages compute;
+  Stages network;
+};
+
+struct LayerTimes {
+  int num_groups = 1;
+  Spans forward;  ///< medians of the slowest rank
+  Spans backward;
+  [[nodiscard]] Spans step() const {
+    return {forward.total_ms + backward.total_ms, forward.compute_ms + backward.compute_ms,
+            forward.first_ms + backward.first_ms, forward.last_ms + backward.last_ms};
+  }
+  Traffic traffic;
+  Pass last_forward;
+  Pass last_backward;
+};
+
+/// Collective. One rank's passes, with as many groups as `group` has been made for.
+LayerTimes time_layer(const Options& options, Communicator& group, int device, Overlap overlap);
+
+/// What a pass takes without overlap, and its parts by themselves.
+struct Alone {
+  double off_ms = 0.0;
+  double compute_ms = 0.0;
+  double transfer_ms = 0.0;  ///< its bytes at the bandwidth of large messages
+};
+
+struct AllAlone {
+  Alone forward;
+  Alone backward;
+  [[nodiscard]] Alone step() const {
+    return {forward.off_ms + backward.off_ms, forward.compute_ms + backward.compute_ms,
+            forward.transfer_ms + backward.transfer_ms};
+  }
+};
+
+/// `off`: times without overlap.
+AllAlone alone_of(const LayerTimes& off, double bytes_per_s);
+
+double longer_ms(const Alone& alone);
+
+/// What overlap can reach: the longer of the two, and what nothing can hide.
+double bound_ms(const Spans& spans, const Alone& alone);
+
+}  // namespace megamoe::bench
