@@ -181,8 +181,10 @@ ProblemSpec tiny_spec(std::mt19937& random) {
 /// A few roundings do not average out, exact zeros lie beside clamps, and little is left of GELU
 /// far below 0: numerics.md.
 TEST(Verify, RandomTinyLayersAreRight) {
+  // Other backends' layers have 64 channels or more, and are less tiny.
+  const int num_layers = default_backend() == Backend::cpu ? less_if_sanitized(500, 60) : 60;
   std::mt19937 random(5);
-  for (int number = 0; number < less_if_sanitized(1000, 100); ++number) {
+  for (int number = 0; number < num_layers; ++number) {
     const ProblemSpec spec = tiny_spec(random);
     RunOptions options;
     options.memory_mode = number % 2 == 0 ? MemoryMode::saved : MemoryMode::recompute;
