@@ -187,7 +187,9 @@ Comparison compare(const std::string& name, const HostTensor& actual, const Host
   if (whole_error > whole_allowed) result.failure = "the whole tensor";
 
   const double from_whole =
-      slice_factor(slice_size) * ratio(std::sqrt(whole.baseline_error_squared), whole_norm);
+      whole_norm == 0.0
+          ? 0.0
+          : slice_factor(slice_size) * std::sqrt(whole.baseline_error_squared) / whole_norm;
   double worst_use = 0.0;
   for (std::int64_t slice = 0; slice < num_slices; ++slice) {
     const double error = std::sqrt(slices[slice].error_squared);
