@@ -115,6 +115,17 @@ TEST(Places, HostsOfOneProcessAreThreadsAndOthersTakeADeviceOnce) {
          ErrorCode::unsupported, "ranks 0 and 1 are on the same CUDA device");
 }
 
+TEST(Places, HostsThatNcclTellsApartMayShareADevice) {
+  const Topology two = even_topology(2, 1);
+  std::vector<Place> places = places_of({{1, 'a'}, {2, 'a'}});
+  places[0].nccl_host = 7;
+  expect(error_of([&] { hosts_are(places, two); }), ErrorCode::unsupported, "NCCL_HOSTID");
+  places[1].nccl_host = 7;
+  expect(error_of([&] { hosts_are(places, two); }), ErrorCode::unsupported, "NCCL_HOSTID");
+  places[1].nccl_host = 8;
+  EXPECT_EQ(hosts_are(places, two), HostsAre::processes);
+}
+
 TEST(Places, RanksBesideThisOneAreOfItsProcessAndDevice) {
   EXPECT_EQ(ranks_beside(places_of({{1, 'a'}, {1, 'a'}, {1, 'b'}, {2, 'a'}}), 1), 2);
 }

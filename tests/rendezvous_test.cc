@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <cstdlib>
 #include <string>
 #include <thread>
 #include <vector>
@@ -53,6 +54,17 @@ TEST(Rendezvous, AtAnyLoopbackAddress) {
   expect_all_succeed(run_processes(3, [&](const std::string& /*name*/, int rank) {
     make_network_communicator({rank, 3, "127.0.1.1:" + port, "host" + std::to_string(rank)}, 5.0)
         ->barrier("b", kDeadline);
+  }));
+}
+
+/// What NCCL is told to take for hosts, where nobody names them.
+TEST(Rendezvous, HostsAreThoseOfNccl) {
+  const std::string rendezvous = free_rendezvous();
+  expect_all_succeed(run_processes(4, [&](const std::string& /*name*/, int rank) {
+    setenv("NCCL_HOSTID", rank < 2 ? "first" : "second", 1);
+    const auto group = make_network_communicator({rank, 4, rendezvous, ""}, kDeadline);
+    expect(group->topology().num_hosts() == 2, "two hosts");
+    group->barrier("b", kDeadline);
   }));
 }
 

@@ -19,8 +19,8 @@ struct NetworkOptions {
   /// of the group's connections stay on the loopback interface.
   std::string rendezvous;
   /// Ranks with equal names share memory (/dev/shm); at most 200 characters. Empty: the machine's
-  /// name and boot id. Give names where containers of one machine do not share memory, or to treat
-  /// one machine as several hosts.
+  /// name and boot id, and NCCL_HOSTID where that is set. Give names where containers of one
+  /// machine do not share memory, or to treat one machine as several hosts.
   std::string host_name;
 };
 

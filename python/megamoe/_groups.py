@@ -121,8 +121,8 @@ def init(
             torch.cuda.set_device first.
         entry_deadline_s: how long a call waits for its peers to make it too, in seconds.
         inner_deadline_s: how long it waits for them after that, in seconds.
-        host: ranks that give the same share memory (/dev/shm). None: the machine. Containers that do not share it
-            need different ones.
+        host: ranks that give the same share memory (/dev/shm). None: the machine, and NCCL_HOSTID where that is set.
+            Containers that do not share memory need different ones.
         rendezvous: "ADDRESS:PORT" where rank 0 of a group on several hosts listens while the group forms. None:
             MASTER_ADDR, where rank 0 is the first of all processes, else the name of its machine, and a free port.
         network_groups: on CUDA devices of several hosts, the groups of experts that a call is cut into, 1 to 8: one
@@ -153,11 +153,16 @@ def init(
 
 
 def _machine() -> str:
-    """Its name, and its boot id where it has one: names alone may be equal."""
+    """Its name, its boot id where it has one, for names alone may be equal, and NCCL_HOSTID: what NCCL takes for
+    different hosts shares no memory."""
+    parts = [socket.gethostname()]
     try:
-        return f"{socket.gethostname()} {pathlib.Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+        parts.append(pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip())
     except OSError:
-        return socket.gethostname()
+        pass
+    if "NCCL_HOSTID" in os.environ:
+        parts.append(os.environ["NCCL_HOSTID"])
+    return " ".join(parts)
 
 
 def _agree_on_meeting(

@@ -402,12 +402,16 @@ struct TwoHosts {
   const char* name;
   int ranks_per_host;
   const char* devices[2];
+  int num_devices;     ///< that this needs
+  bool share_devices;  ///< processes that do take turns: everything takes many times as long
 };
-constexpr TwoHosts kARankEach{"ARankEach", 1, {"0", "1"}};
-constexpr TwoHosts kTwoOnADevice{"TwoOnADevice", 2, {"0", "1"}};
-/// Both hosts use both devices, so that their ranks meet in windows; those with the same index are
-/// on different ones, for NCCL takes a device once.
-constexpr TwoHosts kTwoOnTwoDevices{"TwoOnTwoDevices", 2, {"0,1", "1,0"}};
+void PrintTo(const TwoHosts& layout, std::ostream* out) { *out << layout.name; }
+
+constexpr TwoHosts kARankEach{"ARankEach", 1, {"0", "1"}, 2, false};
+constexpr TwoHosts kTwoOnADevice{"TwoOnADevice", 2, {"0", "1"}, 2, false};
+/// The ranks of a host meet in windows.
+constexpr TwoHosts kTwoOnTwoDevices{"TwoOnTwoDevices", 2, {"0,1", "1,0"}, 2, true};
+constexpr TwoHosts kOnOneDevice{"OnOneDevice", 1, {"0", "0"}, 1, true};
 
 /// Rank 0 listens there, so nobody does any more.
 std::string free_address() {
@@ -467,10 +471,15 @@ class HostProcesses {
   std::vector<pid_t> processes_;
 };
 
-class ProcessesOfHosts : public testing::TestWithParam<TwoHosts> {};
+class ProcessesOfHosts : public testing::TestWithParam<TwoHosts> {
+ protected:
+  void SetUp() override {
+    if (num_cuda_devices() < GetParam().num_devices) GTEST_SKIP() << "needs two devices";
+  }
+};
 
 void expect_both_succeed(const char* test, const TwoHosts& layout, double deadline_s) {
-  if (num_cuda_devices() < 2) GTEST_SKIP() << "needs two devices";
+  if (num_cuda_devices() < layout.num_devices) GTEST_SKIP() << "needs two devices";
   HostProcesses hosts(test, layout);
   for (int host = 0; host < 2; ++host) {
     EXPECT_EQ(hosts.status_of(host, deadline_s), 0) << "host " << host;
@@ -490,22 +499,18 @@ TEST_P(ProcessesOfHosts, RefuseWhatIsWrongAndStayUsable) {
   expect_both_succeed("DISABLED_Refusals", GetParam(), 60.0);
 }
 TEST_P(ProcessesOfHosts, TheSameStepAgainAndAgain) {
-  // Processes that share devices take turns: there a step takes many times as long.
-  const bool share_devices = GetParam().name == kTwoOnTwoDevices.name;
-  setenv("MEGAMOE_TEST_STEPS", share_devices ? "50" : "1000", 1);
+  setenv("MEGAMOE_TEST_STEPS", GetParam().share_devices ? "50" : "1000", 1);
   expect_both_succeed("DISABLED_ManySteps", GetParam(), 100.0);
   unsetenv("MEGAMOE_TEST_STEPS");
 }
 
 TEST_P(ProcessesOfHosts, AKilledHostIsNamed) {
-  if (num_cuda_devices() < 2) GTEST_SKIP() << "needs two devices";
   HostProcesses hosts("DISABLED_LosesTheFirst", GetParam());
   EXPECT_EQ(hosts.status_of(1, 60.0), 0);
   EXPECT_TRUE(WIFSIGNALED(hosts.status_of(0, 5.0)));
 }
 
 TEST_P(ProcessesOfHosts, AHostThatStopsIsNamedAtTheDeadline) {
-  if (num_cuda_devices() < 2) GTEST_SKIP() << "needs two devices";
   setenv("MEGAMOE_TEST_STALLS", "1", 1);
   HostProcesses hosts("DISABLED_LosesTheFirst", GetParam());
   unsetenv("MEGAMOE_TEST_STALLS");
@@ -513,7 +518,6 @@ TEST_P(ProcessesOfHosts, AHostThatStopsIsNamedAtTheDeadline) {
 }
 
 TEST_P(ProcessesOfHosts, AHostThatIsKilledWhileTheyJoinIsNamed) {
-  if (num_cuda_devices() < 2) GTEST_SKIP() << "needs two devices";
   for (const char* delay_ms : {"200", "500", "800"}) {
     SCOPED_TRACE(delay_ms);
     setenv("MEGAMOE_TEST_KILLED_AFTER_MS", delay_ms, 1);
@@ -543,7 +547,7 @@ TEST(ProcessesOfHostsOfARank, ARankThatCannotJoinIsNamed) {
 }
 
 INSTANTIATE_TEST_SUITE_P(RanksOfAHost, ProcessesOfHosts,
-                         testing::Values(kARankEach, kTwoOnADevice, kTwoOnTwoDevices),
+                         testing::Values(kOnOneDevice, kARankEach, kTwoOnADevice, kTwoOnTwoDevices),
                          [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

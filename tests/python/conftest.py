@@ -39,11 +39,12 @@ def device(request):
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.two_devices)])
 def device_of_ranks(request):
-    """The same for tests of two ranks, which have a CUDA device each."""
+    """The same for tests of two ranks, which have a CUDA device each; where there is one, they are hosts that share it
+    (ranks.py)."""
     if request.param == "cpu":
         yield "cpu"
         return
-    require_devices(2)
+    require_devices(1)
     torch.set_default_device("cuda")
     yield "cuda"
     torch.set_default_device(None)

@@ -1,4 +1,5 @@
-"""Runs a function on several ranks: processes with a gloo group, or with a CUDA device each and an NCCL group.
+"""Runs a function on several ranks: processes with a gloo group, or with an NCCL group and a CUDA device each; where
+there are too few, as hosts that share one.
 
 And what a problem is to each of two ranks.
 """
@@ -45,13 +46,16 @@ def _context(device):
     return context
 
 
-def _rank_main(function, rank, num_ranks, folder, arguments, device, environment):
+def _rank_main(function, rank, num_ranks, folder, arguments, device, own_hosts, environment):
     os.environ.clear()
     os.environ.update(environment)  # a server has that of the first test
     torch.set_num_threads(1)
     if device == "cuda":
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(rank % torch.cuda.device_count())
         torch.set_default_device("cuda")
+    if own_hosts or (device == "cuda" and torch.cuda.device_count() < num_ranks):
+        # Hosts that see each other by the loopback network alone. Of each NCCL takes a device once.
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "NCCL_HOSTID": f"host {rank}", "NCCL_SOCKET_IFNAME": "lo"}
     dist.init_process_group(
         "nccl" if device == "cuda" else "gloo",
         init_method=f"file://{folder}/rendezvous",
@@ -68,13 +72,13 @@ def _rank_main(function, rank, num_ranks, folder, arguments, device, environment
         raise SystemExit(1)  # as a user's program would end
 
 
-def run_ranks(function, num_ranks, folder, *arguments, failing=(), device="cpu"):
+def run_ranks(function, num_ranks, folder, *arguments, failing=(), device="cpu", own_hosts=False):
     """[function(rank, *arguments) for each rank], on the CPU. Ranks in `failing` must raise; their value is the
-    traceback."""
+    traceback. With `own_hosts` each is on a host of its own."""
     context = _context(device)
-    environment = dict(os.environ)
+    options = (device, own_hosts, dict(os.environ))
     processes = [
-        context.Process(target=_rank_main, args=(function, rank, num_ranks, str(folder), arguments, device, environment))
+        context.Process(target=_rank_main, args=(function, rank, num_ranks, str(folder), arguments, *options))
         for rank in range(num_ranks)
     ]
     for process in processes:

@@ -123,7 +123,7 @@ def steps_beside_collectives(rank):
 
 
 def test_collectives_of_nccl_run_beside_the_layer(tmp_path):
-    require_devices(NUM_RANKS)
+    require_devices(1)
     assert run_ranks(steps_beside_collectives, NUM_RANKS, tmp_path, device="cuda") == [0, 0]
 
 
@@ -134,11 +134,11 @@ def one_rank_raises(rank):
     if rank == 1:
         raise KeyError("of the user's program")
     start = time.monotonic()
-    megamoe.moe(**inputs)
-    return message_of(megamoe.check), time.monotonic() - start
+    # Over hosts the call raises, on one host the check.
+    return message_of(lambda: (megamoe.moe(**inputs), megamoe.check())), time.monotonic() - start
 
 
 def test_a_rank_that_raises_fails_its_peers_soon(tmp_path):
-    require_devices(NUM_RANKS)
+    require_devices(1)
     (message, seconds), _ = run_ranks(one_rank_raises, NUM_RANKS, tmp_path, failing=[1], device="cuda")
     assert "rank 1" in message and seconds < 60, (message, seconds)

@@ -10,8 +10,6 @@ from reference import assert_equal, make_problem, results
 
 
 def on_hosts_of_their_own(rank):
-    """Hosts that see each other by the loopback network alone."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "NCCL_HOSTID": f"host {rank}", "NCCL_SOCKET_IFNAME": "lo"}
     megamoe.init(host=f"host {rank}")
     found = {
         name: results(megamoe.moe, part_of(make_problem(T=split[1]), split, rank)) for name, split in SPLITS.items()
@@ -49,9 +47,17 @@ def refused_meetings(rank):
     ]
 
 
+def meeting_nowhere(rank, names_hosts):
+    """What megamoe.init raises where ranks of several hosts cannot meet; those of one need not."""
+    if names_hosts:
+        os.environ["NCCL_HOSTID"] = f"host {rank}"
+    return message_of(lambda: megamoe.init(rendezvous="nowhere.invalid:1"))
+
+
 @pytest.fixture(scope="module")
 def two_hosts(tmp_path_factory, device_of_ranks):
-    return run_ranks(on_hosts_of_their_own, NUM_RANKS, tmp_path_factory.mktemp("hosts"), device=device_of_ranks)
+    folder = tmp_path_factory.mktemp("hosts")
+    return run_ranks(on_hosts_of_their_own, NUM_RANKS, folder, device=device_of_ranks, own_hosts=True)
 
 
 @pytest.mark.parametrize("name", [*SPLITS, "recompute", "no overlap", "second group", "after an error"])
@@ -78,3 +84,9 @@ def test_what_a_rank_gives_is_refused_on_all(tmp_path):
             "ValueError: ranks differ in network_groups: rank 0 has 0, rank 1 has 3",
             "ValueError: ranks differ in network_ctas: rank 0 has 0, rank 1 has 4",
         ]
+
+
+@pytest.mark.parametrize("names_hosts", [False, True])
+def test_hosts_are_those_that_nccl_is_told(tmp_path, names_hosts):
+    for message in run_ranks(meeting_nowhere, NUM_RANKS, tmp_path, names_hosts):
+        assert "nowhere.invalid" in message if names_hosts else message == "no error"

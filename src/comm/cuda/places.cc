@@ -1,6 +1,7 @@
 #include "comm/cuda/places.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <random>
@@ -21,6 +22,16 @@ std::uint64_t this_process() {
     return std::uint64_t{random()} << 32 | random();
   }();
   return id;
+}
+
+std::uint64_t this_nccl_host() {
+  const char* id = std::getenv("NCCL_HOSTID");
+  return id == nullptr ? 0 : std::hash<std::string>()(id);
+}
+
+bool may_be_joined_by_nccl(const Place& a, const Place& b) {
+  const bool told_apart = a.nccl_host != 0 && b.nccl_host != 0 && a.nccl_host != b.nccl_host;
+  return a.device_uuid != b.device_uuid || told_apart;
 }
 
 /// Of the ranks of one host, from `first` on.
@@ -56,6 +67,7 @@ Place place_of(int device, const std::function<void()>& prepare) {
   Place place;
   place.process = this_process();
   place.device = device;
+  place.nccl_host = this_nccl_host();
   place.outcome = outcome_of([&] {
     const cudaDeviceProp properties = require_device(device);
     std::memcpy(place.device_uuid.data(), properties.uuid.bytes, place.device_uuid.size());
@@ -108,11 +120,11 @@ HostsAre hosts_are(const std::vector<Place>& places, const Topology& topology) {
   for (int rank = 0; rank < topology.num_ranks(); ++rank) {
     for (int host = topology.host_of(rank) + 1; host < topology.num_hosts(); ++host) {
       const int other = topology.rank_of(host, topology.local_index_of(rank));
-      if (places[other].device_uuid != places[rank].device_uuid) continue;
+      if (may_be_joined_by_nccl(places[rank], places[other])) continue;
       throw Error(ErrorCode::unsupported,
                   "ranks " + std::to_string(rank) + " and " + std::to_string(other) +
                       " are on the same CUDA device, as processes of different hosts; NCCL, which "
-                      "joins hosts, takes a device once");
+                      "joins hosts, takes a device once, unless NCCL_HOSTID differs");
     }
   }
   return HostsAre::processes;

@@ -18,7 +18,8 @@ struct Place {
   LocalOutcome outcome;
   std::uint64_t process = 0;  ///< of all hosts
   std::array<char, 16> device_uuid{};
-  std::int32_t device = 0;  ///< as its process numbers it
+  std::uint64_t nccl_host = 0;  ///< of NCCL_HOSTID, by which NCCL tells hosts apart; 0: not set
+  std::int32_t device = 0;      ///< as its process numbers it
   CudaHostsOptions options;
 };
 
@@ -40,7 +41,8 @@ std::function<bool(const Place&)> reach_of(int device);
 
 /// Stand-in hosts are threads of one process.
 enum class HostsAre { processes, threads };
-/// Throws Error(unsupported) where NCCL cannot join them: it takes a device once.
+/// Throws Error(unsupported) where NCCL cannot join them: it takes a device once of a host, and two
+/// processes with one device are of one, unless NCCL_HOSTID says otherwise.
 HostsAre hosts_are(const std::vector<Place>& places, const Topology& topology);
 
 /// Throws Error(invalid_argument) naming the member that is wrong; fills in defaults.

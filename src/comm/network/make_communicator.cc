@@ -70,11 +70,11 @@ std::string host_group_name(std::uint64_t group_id, int host) {
 
 std::unique_ptr<Communicator> make_network_communicator(const NetworkOptions& options,
                                                         double deadline_s) {
-  network::check_options(options);
-  require_deadline("deadline_s", deadline_s);
-  const Endpoint rendezvous = network::parse_endpoint(options.rendezvous, "rendezvous");
   NetworkOptions named = options;
   if (named.host_name.empty()) named.host_name = network::this_host();
+  network::check_options(named);
+  require_deadline("deadline_s", deadline_s);
+  const Endpoint rendezvous = network::parse_endpoint(options.rendezvous, "rendezvous");
   network::require_resolvable(rendezvous);
   Socket listener = options.rank == 0 ? network::listen_at(rendezvous) : Socket();
   return join_group(rendezvous, named, std::move(listener), deadline_s,

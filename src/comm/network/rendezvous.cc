@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <random>
@@ -224,7 +225,10 @@ std::string this_host() {
   gethostname(name.data(), name.size() - 1);
   std::string boot_id;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot_id);
-  return std::string(name.data()) + " (boot " + boot_id.substr(0, 36) + ")";
+  std::string host = std::string(name.data()) + " (boot " + boot_id.substr(0, 36) + ")";
+  if (const char* nccl_host = std::getenv("NCCL_HOSTID"); nccl_host != nullptr)
+    host.append(1, ' ').append(nccl_host);
+  return host;
 }
 
 Socket listen_at(const Endpoint& rendezvous) {

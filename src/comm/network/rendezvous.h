@@ -32,7 +32,8 @@ struct Membership {
 /// Checks rank, number of ranks and host name. Throws invalid_argument.
 void check_options(const NetworkOptions& options);
 
-/// The name of this machine and its boot id: what ranks share that share memory.
+/// What ranks have in common that share memory: the name of the machine and its boot id; and
+/// NCCL_HOSTID, for ranks that NCCL takes for different hosts share no memory of devices.
 std::string this_host();
 
 /// Rank 0's socket for `rendezvous`; port 0 takes a free one.
