@@ -176,6 +176,31 @@ TEST(Compare, FloorsCanBeGiven) {
   EXPECT_FALSE(compare("weights", reference, reference, reference, options).passed);
 }
 
+TEST(Compare, RoundingsBehindASliceAllowTwoStepsOfOneAndTwiceTheirSum) {
+  const HostTensor reference{{2, 8}, std::vector<double>(16, 1.0)};
+  CompareOptions options;
+  const auto passes = [&](double error) {  // all of it in one element of the first slice
+    HostTensor actual = reference;
+    actual.values[0] += error;
+    return compare("y", actual, reference, reference, options).passed;
+  };
+  options.slice_effects = {{0.01, 0.1}, {0.01, 0.1}};  // one rounding behind each
+  EXPECT_TRUE(passes(0.399));
+  EXPECT_FALSE(passes(0.401));
+  options.slice_effects = {{3.0, 0.1}, {3.0, 0.1}};  // 300 roundings, off by 1 together
+  EXPECT_TRUE(passes(1.99));
+  EXPECT_FALSE(passes(2.01));
+  options.slice_effects = {{0.01, 0.1}};
+  EXPECT_FALSE(passes(0.0));
+}
+
+TEST(Compare, AnExactZeroBehindWhichSomethingIsRoundedMayDiffer) {
+  const HostTensor reference{{2, 1}, {0.0, 0.0}};
+  CompareOptions options{.slice_effects = {{0.01, 0.1}, {}}};
+  EXPECT_TRUE(compare("dup", {{2, 1}, {0.3, 0.0}}, reference, reference, options).passed);
+  EXPECT_FALSE(compare("dup", {{2, 1}, {0.0, 1e-9}}, reference, reference, options).passed);
+}
+
 TEST(Compare, LongerSumsMayErrMore) {
   const HostTensor reference{{1, 2}, {1.0, 0x1p-30}};
   const auto allowed = [&](std::int64_t length) {

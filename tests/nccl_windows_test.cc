@@ -3,7 +3,9 @@
 // ranks, two threads, are the library's.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -20,11 +22,17 @@
 
 namespace megamoe::nccl {
 
+/// Where a window of a rank that does not reach its peer has the peer's part.
+const std::byte kOutOfReach{};
+/// Which of the two ranks does not.
+std::atomic<int> rank_out_of_reach = -1;
+
 /// The window's own memory for every rank.
 std::vector<std::byte*> lsa_pointers(ncclWindow_t window, int num_ranks) {
   std::vector<std::byte*> pointers;
   for (int rank = 0; rank < num_ranks; ++rank) {
-    pointers.push_back(reinterpret_cast<std::byte*>(window) + rank);
+    pointers.push_back(rank == rank_out_of_reach ? const_cast<std::byte*>(&kOutOfReach)
+                                                 : reinterpret_cast<std::byte*>(window) + rank);
   }
   return pointers;
 }
@@ -39,7 +47,7 @@ struct Joined {
   Joined(Communicator& communicator, double deadline_s)
       : group(communicator),
         watch(communicator, has_left_R),
-        windows(std::make_shared<WindowGroup>(ncclUniqueId{}, communicator, /*device=*/0,
+        windows(std::make_shared<WindowGroup>(ncclUniqueId{}, communicator, std::vector<int>{5, 7},
                                               has_left_R, deadline_s)) {}
 
   std::unique_ptr<WindowHeap> heap(double deadline_s) {
@@ -113,9 +121,24 @@ TEST_F(NcclWindows, ARankThatFailsInNcclAloneIsNamedWithItsReason) {
          {"rank 0 waited for a symmetric window of rank 1 on this host, which left",
           "rank 1 has left (NCCL gave no symmetric window", "its last words"});
   expect(errors[1], ErrorCode::unsupported,
-         {"NCCL gave no symmetric window of 1000 bytes", "an error of the script (its last words)",
-          "cuMem"});
+         {"NCCL gave no symmetric window of 1000 bytes to rank 1 (device 7) and rank 0 (device 5)",
+          "an error of the script (its last words)", "cuMem", "nvidia-smi topo -p2p rw",
+          "overlap on and off", "different host names"});
   for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(nccl_.ranks[rank].num_aborted, 1);
+  EXPECT_EQ(nccl_.num_allocations, 0);
+}
+
+/// As NCCL does on a machine where only some devices have peer access.
+TEST_F(NcclWindows, ARankWhoseMemoryIsNotMappedIsNamedWithItsDeviceOnAll) {
+  scripted::cuda().unmapped = &kOutOfReach;
+  rank_out_of_reach = 1;
+  const auto errors = run([&](Communicator& group) { Joined(group, 20.0).heap(20.0); });
+  rank_out_of_reach = -1;
+  const std::string message =
+      "rank 0 (device 5) cannot load and store in the memory of rank 1 (device 7)";
+  expect(errors[0], ErrorCode::unsupported,
+         {message, "nvidia-smi topo -p2p rw", "overlap on and off", "different host names"});
+  expect(errors[1], ErrorCode::unsupported, {"rank 0: " + message, "different host names"});
   EXPECT_EQ(nccl_.num_allocations, 0);
 }
 

@@ -128,6 +128,40 @@ TEST_P(OracleActivation, RoundedVariantIsOffByAboutABf16Rounding) {
   EXPECT_LT(relative_difference(rounded.dweights_TK, exact.dweights_TK), 0x1p-5);
 }
 
+/// The root of the sum of the variances: half a step off at most, anywhere between.
+double expected_error(const std::vector<RoundingEffect>& effects) {
+  double squared = 0.0;
+  for (const RoundingEffect& effect : effects) squared += effect.squared;
+  return std::sqrt(squared / 3.0);
+}
+
+TEST_P(OracleActivation, EffectsOfRoundingsTellTheErrorOfTheRoundedVariant) {
+  for (const auto storage : {GradientStorage::bf16, GradientStorage::fp32}) {
+    ProblemSpec spec = small_spec(GetParam());
+    spec.tokens_per_rank = {100};
+    spec.hidden_dim = spec.intermediate_dim = 64;
+    spec.activation.limit = 100.0F;  // that none exceeds: a clamp's jump is no small change
+    const OracleInput input = oracle_input(make_problem(spec));
+    const OracleResult exact = evaluate(input, Rounding::none, storage);
+    const OracleResult rounded = evaluate(input, Rounding::contract, storage);
+    const auto expect_error = [&](const char* name, const std::vector<double>& right,
+                                  const std::vector<double>& wrong,
+                                  const std::vector<RoundingEffect>& effects) {
+      if (right.empty()) return;
+      const double error = relative_difference(wrong, right) * norm(right);
+      // The identity of a rounded u is not rounded again, which the effects do not know.
+      EXPECT_GT(error, 0.65 * expected_error(effects)) << name;
+      EXPECT_LT(error, 1.2 * expected_error(effects)) << name;
+    };
+    expect_error("y", exact.y_TH, rounded.y_TH, exact.effects.y_T);
+    expect_error("dx", exact.dx_TH, rounded.dx_TH, exact.effects.dx_T);
+    expect_error("dweights", exact.dweights_TK, rounded.dweights_TK, exact.effects.dweights_TK);
+    expect_error("dgate", exact.dgate_EIH, rounded.dgate_EIH, exact.effects.dgate_E);
+    expect_error("dup", exact.dup_EIH, rounded.dup_EIH, exact.effects.dup_E);
+    expect_error("ddown", exact.ddown_EHI, rounded.ddown_EHI, exact.effects.ddown_E);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, OracleActivation,
                          testing::Values(ActivationKind::swiglu, ActivationKind::clamped_swiglu,
                                          ActivationKind::gelu_erf, ActivationKind::gelu_tanh,
@@ -151,6 +185,66 @@ TEST(Oracle, OneTokenOneExpertByHand) {
   EXPECT_EQ(result.ddown_EHI[0], 90.0);  // dy w a
   EXPECT_EQ(result.dup_EIH[0], 22.5);    // du = w p 2u = 7.5
   EXPECT_EQ(result.dx_TH[0], 15.0);
+}
+
+/// One token, slot, channel and expert, of weights 1.
+OracleInput one_channel(Activation activation, double x) {
+  OracleInput input;
+  input.num_tokens = input.hidden_dim = input.intermediate_dim = input.num_experts = 1;
+  input.top_k = 1;
+  input.activation = activation;
+  input.x_TH = {x};
+  input.dy_TH = {1.0};
+  input.expert_ids_TK = {0};
+  input.weights_TK = {1.0};
+  if (is_gated(activation.kind)) input.gate_EIH = {1.0};
+  input.up_EIH = input.down_EHI = {1.0};
+  return input;
+}
+
+TEST(Oracle, EffectsOfRoundingsByHand) {
+  const RoundingEffects effects =
+      evaluate(one_channel({ActivationKind::identity}, 1.5), Rounding::none, GradientStorage::fp32)
+          .effects;
+  // u, a, o and y, which are 1.5, are each off by up to 2^-8; fp32's 2^-22 is little beside it.
+  EXPECT_NEAR(effects.y_T[0].squared, 4 * 0x1p-16, 0x1p-26);
+  EXPECT_NEAR(effects.y_T[0].largest, 0x1p-8, 0x1p-20);
+  EXPECT_NEAR(effects.dweights_TK[0].squared, 2 * 0x1p-16, 0x1p-26);  // u and a
+  EXPECT_NEAR(effects.dx_T[0].squared, 3 * 0x1p-16, 0x1p-26);         // du = 1, the slot's row, dx
+  EXPECT_NEAR(effects.dup_E[0].squared, 0x1p-16 * 1.5 * 1.5, 0x1p-26);
+  EXPECT_NEAR(effects.ddown_E[0].squared, 3 * 0x1p-16, 0x1p-26);  // u, a and w a
+}
+
+TEST(Oracle, AClampBesideARoundingMayTakeTheWholeGradient) {
+  const auto effect_at = [](double x) {
+    return evaluate(one_channel({ActivationKind::clamped_swiglu, 1.0F}, x), Rounding::none,
+                    GradientStorage::fp32)
+        .effects.dup_E[0]
+        .largest;
+  };
+  EXPECT_GT(effect_at(1.0 + 0x1p-9), 0.7);  // u rounds to the limit, of which the gradient passes
+  EXPECT_EQ(effect_at(1.5), 0.0);
+}
+
+TEST(Oracle, OfGelusTailLittleIsKnownInFp32) {
+  for (const auto kind : {ActivationKind::gelu_erf, ActivationKind::gelu_tanh}) {
+    const OracleResult exact =
+        evaluate(one_channel({kind}, -8.0), Rounding::none, GradientStorage::fp32);
+    EXPECT_GT(exact.effects.y_T[0].largest, std::abs(exact.y_TH[0]));
+    EXPECT_LT(exact.effects.y_T[0].largest, 64 * 0x1p-22);
+  }
+}
+
+TEST(Oracle, SlotsOfOneExpertAreRoundedAlike) {
+  OracleInput input = one_channel({ActivationKind::identity}, 1.5);
+  const auto effect = [&] {
+    return evaluate(input, Rounding::none, GradientStorage::fp32).effects.ddown_E[0].squared;
+  };
+  const double once = effect();
+  input.top_k = 2;
+  input.expert_ids_TK = {0, 0};
+  input.weights_TK = {1.0, 1.0};
+  EXPECT_NEAR(effect(), 4 * once, 1e-12);
 }
 
 TEST(Oracle, SumsSlotsBeforeTheOneRounding) {

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "comm/cuda/reach.h"
+
 namespace megamoe::cuda {
 namespace {
 
@@ -80,6 +82,27 @@ TEST(Places, OfAHostAreADeviceEachOrOneForAll) {
            arrangements_of(places_of({{1, 'a'}, {1, 'b'}, {2, 'c'}, {3, 'c'}}), two_by_two);
          }),
          ErrorCode::unsupported, "ranks 2 and 3 are on the same CUDA device");
+}
+
+TEST(Places, PeersOfAHostThatCannotBeReachedAreNamedWithTheirDevices) {
+  std::vector<Place> places(12);
+  for (int rank = 0; rank < 12; ++rank) places[rank].device = rank % 6;
+  const Topology two_by_six = even_topology(2, 6);
+  const auto reaches_below = [](int device) {
+    return [device](const Place& peer) { return peer.device < device; };
+  };
+  require_reach(places, two_by_six, 11, reaches_below(5));  // a rank reaches itself
+  const Error of_two = error_of([&] { require_reach(places, two_by_six, 7, reaches_below(4)); });
+  expect(of_two, ErrorCode::unsupported,
+         "rank 7 (device 1) cannot load and store in the memory of rank 10 (device 4), rank 11 "
+         "(device 5): CUDA has no peer access");
+  for (const char* advice : {"nvidia-smi topo -p2p rw", "overlap on and off", "host names"}) {
+    expect(of_two, ErrorCode::unsupported, advice);
+  }
+  // What all are told is cut where it is long.
+  const Error of_all = error_of([&] { require_reach(places, two_by_six, 0, reaches_below(0)); });
+  expect(of_all, ErrorCode::unsupported, "rank 4 (device 4) and 1 more: ");
+  EXPECT_LT(std::string(of_all.what()).size(), sizeof(LocalOutcome::message) - 20);
 }
 
 TEST(Places, HostsOfOneProcessAreThreadsAndOthersTakeADeviceOnce) {

@@ -19,6 +19,7 @@ Nccl& fresh_nccl() {
   nccl.num_allocations = nccl.num_allocations_at_abort = 0;
   cuda().stream_is_done = cuda().has_memory = true;
   cuda().num_events_done = cuda().num_events_recorded = 0;
+  cuda().unmapped = nullptr;
   return nccl;
 }
 
@@ -62,8 +63,9 @@ cudaError_t cudaMemset(void* memory, int value, size_t bytes) {
   std::memset(memory, value, bytes);
   return cudaSuccess;
 }
-cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* /*memory*/) {
-  attributes->type = cudaMemoryTypeDevice;
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* memory) {
+  const bool is_mapped = memory != megamoe::scripted::cuda().unmapped;
+  attributes->type = is_mapped ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
   return cudaSuccess;
 }
 

@@ -44,7 +44,8 @@ struct Cuda {
   std::atomic<int> num_events_done{0};  ///< of those that are recorded while it is not done
   std::atomic<int> num_events_recorded{0};
   std::atomic<bool> has_memory{true};
-  std::atomic<int> num_allocations{0};  ///< that live
+  std::atomic<const void*> unmapped{nullptr};  ///< an address at which no device has memory
+  std::atomic<int> num_allocations{0};         ///< that live
 };
 Cuda& cuda();
 

@@ -5,6 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -32,6 +35,14 @@ void expect_verified(const Problem& problem, const RunOptions& options) {
 constexpr RoutingPattern kPatterns[] = {RoutingPattern::uniform,    RoutingPattern::skewed,
                                         RoutingPattern::one_expert, RoutingPattern::duplicates,
                                         RoutingPattern::holes,      RoutingPattern::ties};
+
+constexpr ActivationKind kActivations[] = {ActivationKind::swiglu,   ActivationKind::clamped_swiglu,
+                                           ActivationKind::gelu_erf, ActivationKind::gelu_tanh,
+                                           ActivationKind::relu2,    ActivationKind::identity};
+
+constexpr WeightGradientMode kGradientModes[] = {WeightGradientMode::store_bf16,
+                                                 WeightGradientMode::store_fp32,
+                                                 WeightGradientMode::accumulate_fp32};
 
 struct PatternCase {
   RoutingPattern routing;
@@ -97,13 +108,9 @@ TEST(Verify, FindsOnePerturbedWeight) {
 }
 
 TEST(Verify, EveryActivationModeAndGradientStorage) {
-  for (const ActivationKind kind :
-       {ActivationKind::swiglu, ActivationKind::clamped_swiglu, ActivationKind::gelu_erf,
-        ActivationKind::gelu_tanh, ActivationKind::relu2, ActivationKind::identity}) {
+  for (const ActivationKind kind : kActivations) {
     for (const MemoryMode memory_mode : {MemoryMode::saved, MemoryMode::recompute}) {
-      for (const WeightGradientMode gradient_mode :
-           {WeightGradientMode::store_bf16, WeightGradientMode::store_fp32,
-            WeightGradientMode::accumulate_fp32}) {
+      for (const WeightGradientMode gradient_mode : kGradientModes) {
         SCOPED_TRACE(testing::Message() << to_string(kind) << static_cast<int>(memory_mode)
                                         << static_cast<int>(gradient_mode));
         ProblemSpec spec = spec_of(RoutingPattern::uniform, 2, less_if_sanitized(50, 13));
@@ -149,6 +156,79 @@ TEST(Verify, TinyTokenCountsAtManySeeds) {
     spec.intermediate_dim = channels(8 + 8 * (seed % 5));
     SCOPED_TRACE(seed);
     expect_verified(make_problem(spec), {});
+  }
+}
+
+/// A layer of a few channels, tokens and experts, of any activation, routing and mode.
+ProblemSpec tiny_spec(std::mt19937& random) {
+  const auto pick = [&](int lowest, int highest) {
+    return lowest + static_cast<int>(random() % static_cast<unsigned>(highest - lowest + 1));
+  };
+  ProblemSpec spec;
+  spec.tokens_per_rank.resize(pick(1, 2));
+  for (std::int64_t& num_tokens : spec.tokens_per_rank) num_tokens = pick(0, 9);
+  if (spec.num_tokens() == 0) spec.tokens_per_rank[0] = 1;
+  spec.hidden_dim = channels(pick(1, 8));
+  spec.intermediate_dim = channels(pick(1, 8));
+  spec.num_experts = spec.num_ranks() * pick(1, 4);
+  spec.top_k = pick(1, std::min(4, static_cast<int>(spec.num_experts)));
+  spec.routing = kPatterns[pick(0, 5)];
+  spec.activation = {kActivations[pick(0, 5)], 1.0F};
+  spec.seed = random();
+  return spec;
+}
+
+/// A few roundings do not average out, exact zeros lie beside clamps, and little is left of GELU
+/// far below 0: numerics.md.
+TEST(Verify, RandomTinyLayersAreRight) {
+  // Other backends' layers have 64 channels or more, and are less tiny.
+  const int num_layers = default_backend() == Backend::cpu ? less_if_sanitized(500, 60) : 60;
+  std::mt19937 random(5);
+  for (int number = 0; number < num_layers; ++number) {
+    const ProblemSpec spec = tiny_spec(random);
+    RunOptions options;
+    options.memory_mode = number % 2 == 0 ? MemoryMode::saved : MemoryMode::recompute;
+    options.weight_gradient_mode = kGradientModes[number % 3];
+    options.initial_gradient = 0.5F;
+    SCOPED_TRACE(number);
+    expect_verified(make_problem(spec), options);
+  }
+}
+
+constexpr RawTensor LayerTensors::*kRoundedTensors[] = {&LayerTensors::y, &LayerTensors::dx,
+                                                        &LayerTensors::dgate, &LayerTensors::dup,
+                                                        &LayerTensors::ddown};
+
+/// Moves the elements from `first` to `last` of a bf16 tensor by so many steps away from 0.
+void move_by_steps(RawTensor& tensor, std::int64_t first, std::int64_t last, int num_steps) {
+  for (std::int64_t i = first; i < last; ++i) {
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, &tensor.bytes[2 * i], sizeof bits);
+    if ((bits & 0x7fff) != 0) bits = static_cast<std::uint16_t>(bits + num_steps);
+    std::memcpy(&tensor.bytes[2 * i], &bits, sizeof bits);
+  }
+}
+
+TEST(Verify, FindsASliceThatIsTwoStepsOff) {
+  const Problem problem = make_problem(spec_of(RoutingPattern::uniform, 1, 64));
+  const LayerTensors right = run_layer(problem, {});
+  for (const auto tensor : kRoundedTensors) {
+    const std::int64_t size = (right.*tensor).num_elements() / (right.*tensor).shape[0];
+    LayerTensors wrong = right;
+    move_by_steps(wrong.*tensor, 3 * size, 4 * size, 2);
+    const std::string found = failures(judge_layer(problem, wrong, {}));
+    EXPECT_NE(found.find(tensor == &LayerTensors::y || tensor == &LayerTensors::dx ? "token 3"
+                                                                                   : "expert 3"),
+              std::string::npos)
+        << found;
+  }
+}
+
+/// At sizes where roundings average out nothing allows much more than the baseline does.
+TEST(Verify, AllowsTwiceTheBaselinesErrorAtUsualSizes) {
+  const Problem problem = make_problem(spec_of(RoutingPattern::uniform, 1, 512));
+  for (const Comparison& comparison : judge_layer(problem, run_layer(problem, {}), {})) {
+    EXPECT_LT(comparison.allowed, 1.1 * 2.0 * comparison.error) << comparison.name;
   }
 }
 

@@ -12,11 +12,8 @@
 namespace megamoe::verify {
 namespace {
 
-/// The c of the tolerance: see the header.
-constexpr double kTruncationFactor = 4.0;
-constexpr double kFp32HalfUlp = 0x1p-24;
-constexpr double kTensorCoreDepth = 16.0;
 constexpr double kBaselineFactor = 2.0;
+constexpr double kEffectFactor = 4.0;  ///< two steps, of which an effect is half of one
 
 std::string format(const char* pattern, double first, double second) {
   char text[96];
@@ -37,17 +34,20 @@ std::int64_t product(std::vector<std::int64_t>::const_iterator first,
   return std::accumulate(first, last, std::int64_t{1}, std::multiplies<>());
 }
 
-/// Squared norms of a range of elements and of its errors, and its smallest allowance.
+/// Squared norms of a range of elements, of its errors and of the effects of roundings, and its
+/// smallest allowance.
 struct Norms {
   double reference_squared = 0.0;
   double error_squared = 0.0;
   double baseline_error_squared = 0.0;
+  double effects_squared = 0.0;
   double floor = 0.0;
 
   void add(const Norms& other) {
     reference_squared += other.reference_squared;
     error_squared += other.error_squared;
     baseline_error_squared += other.baseline_error_squared;
+    effects_squared += other.effects_squared;
     floor = std::max(floor, other.floor);
   }
 };
@@ -99,11 +99,11 @@ std::string unusable(const HostTensor& actual, const HostTensor& reference,
   }
   const std::int64_t num_slices =
       product(reference.shape.begin(), reference.shape.begin() + options.slice_dims);
-  const auto fits = [&](const std::vector<double>& of_slices) {
+  const auto fits = [&](const auto& of_slices) {
     return of_slices.empty() || static_cast<std::int64_t>(of_slices.size()) == num_slices;
   };
-  if (!fits(options.slice_norms) || !fits(options.slice_floors)) {
-    return "the slice norms or floors do not match the reference";
+  if (!fits(options.slice_norms) || !fits(options.slice_effects) || !fits(options.slice_floors)) {
+    return "the slice norms, effects or floors do not match the reference";
   }
   if (actual.values.empty() && count > 0) return "missing";
   if (wrong_size(actual)) {
@@ -121,22 +121,23 @@ std::string unusable(const HostTensor& actual, const HostTensor& reference,
   return "";
 }
 
-/// How many times the whole tensor's relative baseline error a slice of `size` elements may have:
-/// twice, or what four standard deviations of the rms of so few normal numbers come to (3.8 for
-/// one, 2 for eight).
+/// How many times the rms error of its roundings a slice of `size` elements may have: twice, or
+/// what four standard deviations of the rms of so few normal numbers come to (3.8 for one, 2 for
+/// eight).
 double slice_factor(std::int64_t size) {
-  return std::max(kBaselineFactor, 1.0 + 4.0 / std::sqrt(2.0 * static_cast<double>(size)));
+  const auto count = static_cast<double>(std::max<std::int64_t>(1, size));
+  return std::max(kBaselineFactor, 1.0 + 4.0 / std::sqrt(2.0 * count));
 }
 
-/// Allowed error, absolute, for a range with these norms.
-double allowance(const Norms& norms, double norm, double from_whole,
+/// Allowed error, absolute, for a range of `size` elements with these norms.
+double allowance(const Norms& norms, std::int64_t size, double norm, double from_whole,
                  const CompareOptions& options) {
-  if (norm == 0.0) return 0.0;
   const double baseline = kBaselineFactor * std::sqrt(norms.baseline_error_squared);
-  const double length = static_cast<double>(options.reduction_length);
-  const double sums =
-      kTruncationFactor * std::max(1.0, length / kTensorCoreDepth) * kFp32HalfUlp * norm;
-  return std::max({baseline, from_whole * norm, sums, norms.floor});
+  // An error that is anywhere within half a step has a third of its square as variance.
+  const double roundings = slice_factor(size) * std::sqrt(norms.effects_squared / 3.0);
+  if (norm == 0.0 && norms.effects_squared == 0.0) return 0.0;
+  const double sums = fp32_sum_error(options.reduction_length) * norm;
+  return std::max({baseline, roundings, from_whole * norm, sums, norms.floor});
 }
 
 /// 0 / 0 is agreement.
@@ -169,6 +170,10 @@ Comparison compare(const std::string& name, const HostTensor& actual, const Host
         norms_of(actual, reference, baseline, slice * slice_size, (slice + 1) * slice_size);
     slice_norms[slice] = options.slice_norms.empty() ? std::sqrt(slices[slice].reference_squared)
                                                      : options.slice_norms[slice];
+    if (!options.slice_effects.empty()) {
+      slices[slice].effects_squared = options.slice_effects[slice].squared;
+      slices[slice].floor = kEffectFactor * options.slice_effects[slice].largest;
+    }
     if (!options.slice_floors.empty()) slices[slice].floor = options.slice_floors[slice];
     whole.add(slices[slice]);
     whole_norm_squared += slice_norms[slice] * slice_norms[slice];
@@ -176,17 +181,20 @@ Comparison compare(const std::string& name, const HostTensor& actual, const Host
 
   const double whole_norm = std::sqrt(whole_norm_squared);
   const double whole_error = std::sqrt(whole.error_squared);
-  const double whole_allowed = allowance(whole, whole_norm, 0.0, options);
+  const double whole_allowed = allowance(whole, num_slices * slice_size, whole_norm, 0.0, options);
   result.error = ratio(whole_error, whole_norm);
   result.allowed = ratio(whole_allowed, whole_norm);
   if (whole_error > whole_allowed) result.failure = "the whole tensor";
 
-  const double from_whole = slice_factor(std::max<std::int64_t>(1, slice_size)) *
-                            ratio(std::sqrt(whole.baseline_error_squared), whole_norm);
+  const double from_whole =
+      whole_norm == 0.0
+          ? 0.0
+          : slice_factor(slice_size) * std::sqrt(whole.baseline_error_squared) / whole_norm;
   double worst_use = 0.0;
   for (std::int64_t slice = 0; slice < num_slices; ++slice) {
     const double error = std::sqrt(slices[slice].error_squared);
-    const double allowed = allowance(slices[slice], slice_norms[slice], from_whole, options);
+    const double allowed =
+        allowance(slices[slice], slice_size, slice_norms[slice], from_whole, options);
     const double use = ratio(error, allowed);
     if (use <= worst_use) continue;
     worst_use = use;

@@ -2,26 +2,28 @@
 //
 // Errors are relative norm errors, |actual - reference| / norm, with norm = |reference| unless a
 // tensor brings a scale of its own. What is allowed is derived, never tuned:
-//   max(2 x |baseline - reference|, c * (K/16) * 2^-24 * norm, one bf16 step of the largest
-//   element)
+//   max(2 x |baseline - reference|, k * rms of the roundings, 4 x the largest of their effects,
+//       c * (K/16) * 2^-24 * norm)
 // - The baseline is the oracle with the roundings of the contract: same precision, exact sums.
 //   Twice its error is FlashAttention's rule. A slice may also use twice the relative error of the
 //   whole tensor's baseline: in a slice of few elements the baseline's own error is small by
 //   chance.
-// - The second term covers sums of K fp32 products: about K/16 additions of a tensor core's partial
-//   sums, each off by up to c half-ulps, because tensor cores truncate where a CPU rounds.
-// - The third term is the floor for tiny tensors. A backend whose fp32 sum lies on the other side
-// of
-//   a rounding boundary than the exact sum stores the neighbouring bf16 number: that is right, and
-//   a baseline of a few elements has not enough roundings to average over. It is at most 2^-7 of
-//   one element and about 2^-7 * 3 / sqrt(n) of n, so that it matters only below some 100 elements
-//   a slice. A tensor that is not itself rounded brings the step of what was rounded before it.
-// A slice whose norm is 0 must be exactly 0, and nothing that is not finite passes.
+// - The two terms in the middle say by the roundings themselves what the baseline says where they
+//   are many: each is off by up to half a step, with a third of its square as variance, whichever
+//   side of a boundary a backend's fp32 sum lies on (rounding_effects.h). k is 2, or more for a
+//   slice of few elements. A few uniform errors can add up to more than that: hence two whole steps
+//   of the one that matters most. docs/numerics.md has the derivation.
+// - The last term covers sums of K fp32 products: fp32_sum_error().
+// Where effects are not known, one bf16 step of the largest element takes their place. A slice
+// whose norm is 0, and behind which nothing is rounded, must be exactly 0; nothing that is not
+// finite passes.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "verify/oracle.h"
 
 namespace megamoe::verify {
 
@@ -41,7 +43,10 @@ struct CompareOptions {
   std::int64_t reduction_length = 1;
   /// The scale of each slice in place of the reference's norm; empty: the reference's norm.
   std::vector<double> slice_norms = {};
-  /// The smallest allowance of each slice, absolute; empty: one bf16 step of its largest element.
+  /// Of the roundings behind each slice; empty: not known.
+  std::vector<RoundingEffect> slice_effects = {};
+  /// The smallest allowance of each slice, absolute; empty: what the effects make it where they are
+  /// known, else one bf16 step of its largest element.
   std::vector<double> slice_floors = {};
 };
 

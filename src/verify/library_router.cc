@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace megamoe::verify {
 namespace {
@@ -44,6 +45,25 @@ Comparison judge_ids(const Problem& problem, const Problem& routed) {
   }
   result.passed = result.failure.empty();
   return result;
+}
+
+/// By how much each token's weights may differ, relative to them. exp makes of an error in its
+/// argument a relative one, and logits and their differences are rounded at their own size: with
+/// logits up to L, half an ulp of L for each of the two, of 2 L for the difference and of 2 L where
+/// exp scales it. Another eight for exp, the sum and the division.
+std::vector<double> score_errors(const RouterOracle& router) {
+  std::vector<double> errors_T;
+  for (std::int64_t token = 0; token < router.num_tokens; ++token) {
+    const double* x = &router.x_TH[token * router.hidden_dim];
+    double largest = 0.0;
+    for (std::int64_t expert = 0; expert < router.num_experts; ++expert) {
+      const double* weight = &router.weight_EH[expert * router.hidden_dim];
+      const double logit = std::inner_product(x, x + router.hidden_dim, weight, 0.0);
+      largest = std::max(largest, std::abs(logit));
+    }
+    errors_T.push_back(0x1p-24 * (6.0 * largest + 8.0));
+  }
+  return errors_T;
 }
 
 }  // namespace
@@ -105,12 +125,18 @@ std::vector<Comparison> judge_routing(const Problem& problem, const Problem& rou
   for (std::int32_t& id : ids) {
     if (id < 0 || id >= problem.spec.num_experts) id = -1;
   }
-  wanted.values = routing_weights(router_oracle(problem), ids);
+  const RouterOracle router = router_oracle(problem);
+  wanted.values = routing_weights(router, ids);
   // fp32 throughout: no step of bf16 is allowed.
-  comparisons.push_back(
-      compare("weights", weights, wanted, wanted,
-              {.reduction_length = score_reduction_length(problem.spec),
-               .slice_floors = std::vector<double>(problem.spec.num_tokens(), 0.0)}));
+  std::vector<double> floors_T = score_errors(router);
+  for (std::size_t token = 0; token < floors_T.size(); ++token) {
+    const double* of_token = &wanted.values[token * problem.spec.top_k];
+    floors_T[token] *=
+        std::sqrt(std::inner_product(of_token, of_token + problem.spec.top_k, of_token, 0.0));
+  }
+  comparisons.push_back(compare(
+      "weights", weights, wanted, wanted,
+      {.reduction_length = score_reduction_length(problem.spec), .slice_floors = floors_T}));
   return comparisons;
 }
 

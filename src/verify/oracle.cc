@@ -3,63 +3,19 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <numbers>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
+
+#include "verify/oracle_activation.h"
+#include "verify/rounding_effects.h"
 
 namespace megamoe::verify {
 namespace {
 
 constexpr int kBf16SignificantBits = 8;
-
-/// act(g), act'(g) and the factor by which it is multiplied: a = act * factor. For ungated
-/// activations act = 1 and the factor carries everything.
-struct ActivationPoint {
-  double act;
-  double act_derivative;
-  double factor;             // of u
-  double factor_derivative;  // d factor / d u
-};
-
-double logistic(double value) { return 1.0 / (1.0 + std::exp(-value)); }
-
-ActivationPoint silu_point(double g, double u) {
-  const double s = logistic(g);
-  return {g * s, s + g * s * (1.0 - s), u, 1.0};
-}
-
-ActivationPoint activation_point(const Activation& activation, double g, double u) {
-  switch (activation.kind) {
-    case ActivationKind::swiglu:
-      return silu_point(g, u);
-    case ActivationKind::clamped_swiglu: {
-      const double limit = activation.limit;
-      ActivationPoint point = silu_point(std::min(g, limit), std::clamp(u, -limit, limit));
-      if (g > limit) point.act_derivative = 0.0;
-      if (std::abs(u) > limit) point.factor_derivative = 0.0;
-      return point;
-    }
-    case ActivationKind::gelu_erf: {
-      const double cdf = 0.5 * std::erfc(-g / std::numbers::sqrt2);
-      const double density = std::exp(-g * g / 2.0) / std::sqrt(2.0 * std::numbers::pi);
-      return {g * cdf, cdf + g * density, u, 1.0};
-    }
-    case ActivationKind::gelu_tanh: {
-      // 0.5 g (1 + tanh(z)) = g * logistic(2z), z = sqrt(2/pi) (g + 0.044715 g^3).
-      const double slope = 2.0 * std::sqrt(2.0 / std::numbers::pi);
-      const double s = logistic(slope * (g + 0.044715 * g * g * g));
-      return {g * s, s + g * s * (1.0 - s) * slope * (1.0 + 3.0 * 0.044715 * g * g), u, 1.0};
-    }
-    case ActivationKind::relu2: {
-      const double positive = std::max(u, 0.0);
-      return {1.0, 0.0, positive * positive, 2.0 * positive};
-    }
-    case ActivationKind::identity:
-      return {1.0, 0.0, u, 1.0};
-  }
-  throw std::logic_error("oracle: unknown activation");
-}
 
 /// Eight partial sums let the compiler vectorise; in fp64 their order does not matter here.
 double dot(const double* left, const double* right, std::int64_t count) {
@@ -93,7 +49,8 @@ class Evaluation {
       : in_(input),
         rounding_(rounding),
         storage_(storage),
-        gated_(is_gated(input.activation.kind)) {
+        gated_(is_gated(input.activation.kind)),
+        tally_(input, storage) {
     check_sizes();
     const std::int64_t num_slots = in_.num_tokens * in_.top_k;
     o_SH_.assign(num_slots * in_.hidden_dim, 0.0);
@@ -102,7 +59,6 @@ class Evaluation {
     out_.dx_TH.assign(in_.x_TH.size(), 0.0);
     out_.dweights_TK.assign(num_slots, 0.0);
     out_.dweights_scale_TK.assign(num_slots, 0.0);
-    out_.dweights_step_TK.assign(num_slots, 0.0);
     out_.dgate_EIH.assign(in_.gate_EIH.size(), 0.0);
     out_.dup_EIH.assign(in_.up_EIH.size(), 0.0);
     out_.ddown_EHI.assign(in_.down_EHI.size(), 0.0);
@@ -122,6 +78,7 @@ class Evaluation {
     work();
     for (std::thread& thread : threads) thread.join();
     sum_slots();
+    if (rounding_ == Rounding::none) out_.effects = std::move(tally_).effects(out_);
     return std::move(out_);
   }
 
@@ -139,7 +96,11 @@ class Evaluation {
       }
     }
     const std::int64_t offset = expert * in_.intermediate_dim * in_.hidden_dim;
-    for (const Slot& slot : slots) evaluate_slot(slot, offset);
+    std::optional<RoundingTally::Expert> roundings;
+    if (rounding_ == Rounding::none) roundings.emplace(tally_, expert);
+    for (const Slot& slot : slots) {
+      evaluate_slot(slot, offset, roundings ? &*roundings : nullptr);
+    }
     if (rounding_ == Rounding::contract && storage_ == GradientStorage::bf16) {
       const std::int64_t count = in_.intermediate_dim * in_.hidden_dim;
       for (std::vector<double>* gradient : {&out_.dgate_EIH, &out_.dup_EIH, &out_.ddown_EHI}) {
@@ -151,7 +112,8 @@ class Evaluation {
     }
   }
 
-  void evaluate_slot(const Slot& slot, std::int64_t expert_offset) {
+  void evaluate_slot(const Slot& slot, std::int64_t expert_offset,
+                     RoundingTally::Expert* roundings) {
     const std::int64_t num_hidden = in_.hidden_dim;
     const std::int64_t num_channels = in_.intermediate_dim;
     const double* x = &in_.x_TH[slot.token * num_hidden];
@@ -161,13 +123,15 @@ class Evaluation {
     const double* up = &in_.up_EIH[expert_offset];
     const double* down = &in_.down_EHI[expert_offset];
 
+    std::vector<double> g(num_channels);
+    std::vector<double> u(num_channels);
     std::vector<double> a(num_channels);
     std::vector<double> weighted_a(num_channels);
     std::vector<ActivationPoint> points(num_channels);
     for (std::int64_t i = 0; i < num_channels; ++i) {
-      const double g = gated_ ? rounded(dot(gate + i * num_hidden, x, num_hidden)) : 0.0;
-      const double u = rounded(dot(up + i * num_hidden, x, num_hidden));
-      points[i] = activation_point(in_.activation, g, u);
+      g[i] = gated_ ? rounded(dot(gate + i * num_hidden, x, num_hidden)) : 0.0;
+      u[i] = rounded(dot(up + i * num_hidden, x, num_hidden));
+      points[i] = activation_point(in_.activation, g[i], u[i]);
       a[i] = rounded(points[i].act * points[i].factor);
       weighted_a[i] = rounded(weight * a[i]);
     }
@@ -184,11 +148,6 @@ class Evaluation {
     out_.dweights_scale_TK[slot.index] =
         std::sqrt(dot(dy, dy, num_hidden)) * std::sqrt(dot(o, o, num_hidden));
 
-    double& step = out_.dweights_step_TK[slot.index];
-    for (std::int64_t i = 0; i < num_channels; ++i) {
-      step = std::max(step, std::abs(p[i]) * bf16_step(a[i]));
-    }
-
     double* dx = &dx_SH_[slot.index * num_hidden];
     for (std::int64_t i = 0; i < num_channels; ++i) {
       const double da = weight * p[i];
@@ -202,6 +161,7 @@ class Evaluation {
       add_scaled(dx, du, up + row, num_hidden);
       add_scaled(&out_.dup_EIH[expert_offset + row], du, x, num_hidden);
     }
+    if (roundings != nullptr) roundings->add({slot.token, slot.index, g, u, p, o, dx});
     for (std::int64_t h = 0; h < num_hidden; ++h) dx[h] = rounded(dx[h]);
   }
 
@@ -247,6 +207,7 @@ class Evaluation {
   Rounding rounding_;
   GradientStorage storage_;
   bool gated_;
+  RoundingTally tally_;        // of Rounding::none
   std::vector<double> o_SH_;   // S = T * K slots
   std::vector<double> dx_SH_;  // each slot's share of dx
   OracleResult out_;
@@ -267,6 +228,14 @@ double bf16_step(double value) {
   int exponent = 0;
   std::frexp(value, &exponent);
   return std::ldexp(1.0, exponent - kBf16SignificantBits);
+}
+
+double fp32_sum_error(std::int64_t length) {
+  constexpr double kTruncationFactor = 4.0;
+  constexpr double kTensorCoreDepth = 16.0;
+  constexpr double kFp32HalfUlp = 0x1p-24;
+  return kTruncationFactor * std::max(1.0, static_cast<double>(length) / kTensorCoreDepth) *
+         kFp32HalfUlp;
 }
 
 OracleResult evaluate(const OracleInput& input, Rounding rounding, GradientStorage storage) {

@@ -37,6 +37,31 @@ struct OracleInput {
   std::vector<double> down_EHI;
 };
 
+/// What roundings do to a slice, by half a step each: the norm of the change of the slice.
+struct RoundingEffect {
+  double squared = 0.0;  ///< summed over the roundings
+  double largest = 0.0;  ///< of one of them
+
+  void add(double effect) { add({effect * effect, effect}); }
+  void add(const RoundingEffect& other) {
+    squared += other.squared;
+    largest = largest < other.largest ? other.largest : largest;
+  }
+};
+
+/// For each slice of each tensor: the effect of the contract's roundings behind it, to first order.
+/// A rounding is off by at most half a step, whichever side of a boundary a backend's fp32 sum lies
+/// on; where that sum cancels, or fp32 loses an activation's tail, by that much more. 0 where
+/// nothing is rounded.
+struct RoundingEffects {
+  std::vector<RoundingEffect> y_T;
+  std::vector<RoundingEffect> dx_T;
+  std::vector<RoundingEffect> dweights_TK;
+  std::vector<RoundingEffect> dgate_E;
+  std::vector<RoundingEffect> dup_E;
+  std::vector<RoundingEffect> ddown_E;
+};
+
 struct OracleResult {
   std::vector<double> y_TH;
   std::vector<double> dx_TH;
@@ -47,9 +72,7 @@ struct OracleResult {
   /// |dy_t| * |o_tk|: dweights is the inner product of the two vectors, which may cancel, so its
   /// error is judged against the product of their lengths. 0 for empty slots.
   std::vector<double> dweights_scale_TK;
-  /// max over i of |p_i| * (one bf16 step of a_i): what one rounding of a to the other neighbour
-  /// does to dweights, which is not itself rounded.
-  std::vector<double> dweights_step_TK;
+  RoundingEffects effects;  ///< of Rounding::none; else empty
 };
 
 /// Forward and backward of the layer. Uses all cores, one expert a thread. An expert id outside
@@ -61,5 +84,10 @@ double round_to_bf16(double value);
 
 /// The distance between neighbouring bf16 numbers around `value`; 0 for 0.
 double bf16_step(double value);
+
+/// What an fp32 sum of `length` products may be off by, relative to its size: about length/16
+/// additions of a tensor core's partial sums, each off by up to four half-ulps, because tensor
+/// cores truncate where a CPU rounds.
+double fp32_sum_error(std::int64_t length);
 
 }  // namespace megamoe::verify

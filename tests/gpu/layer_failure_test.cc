@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <future>
 
+#include "gpu/behind_rows.h"
 #include "gpu/held_memory.h"
 #include "gpu/layer_device.h"
 #include "gpu/unchecked_calls.h"
@@ -88,6 +90,76 @@ TEST(CudaFailures, APeerThatRaisesIsNamedWhereNobodyChecks) {
     EXPECT_LT(taken.count(), 10.0);
     expect_error(ErrorCode::peer_failed, {"rank 0 waited", "rank 1", "the disk is full"}, [&] {
       if (of_survivor) throw Error(*of_survivor);
+    });
+  }
+}
+
+/// No error of the library's, which would tell peers that the call is given up: the rank is gone.
+struct Gone {};
+
+/// Rank 1 has sent and announced its dx; that it is through with the call it never says.
+TEST(CudaFailures, APeerThatIsGoneOnceItsRowsAreSentIsNamedWithWhatWasAwaited) {
+  for (const auto& make_call : {gradients_behind_rows, gradients_beside_rows}) {
+    BehindRows call = make_call();
+    call.options.deadline_s = 30.0;
+    std::optional<Error> of_survivor;
+    std::optional<Error> afterwards;
+    double seconds = 0.0;
+    const auto run = [&] {
+      run_ranks(2, [&](Communicator& group) {
+        RankSession session(call.problem, call.options, group);
+        const CallContext context = session.forward();
+        if (group.rank() == 1) {
+          const OnceRowsAreSent gone(call, [] { throw Gone(); });
+          session.backward(context);
+          ADD_FAILURE() << "the rank has made the whole call";
+        }
+        const auto start = std::chrono::steady_clock::now();
+        of_survivor = error_of([&] { session.backward(context); });
+        seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        afterwards = error_of([&] { session.forward(); });
+      });
+    };
+    EXPECT_THROW(run(), Gone);
+    EXPECT_LT(seconds, 10.0);  // the deadlines are 30 s
+    for (const std::optional<Error>& error : {of_survivor, afterwards}) {
+      expect_error(ErrorCode::peer_failed,
+                   {"rank 0 waited for expert outputs of rank 1 in call 2 (last seen in call 1)",
+                    "rank 1 has left"},
+                   [&] {
+                     if (error) throw Error(*error);
+                   });
+    }
+  }
+}
+
+/// The same with a rank that is there and does not go on.
+TEST(CudaFailures, APeerThatStopsOnceItsRowsAreSentIsNamedAtTheDeadline) {
+  for (const auto& make_call : {gradients_behind_rows, gradients_beside_rows}) {
+    BehindRows call = make_call();
+    call.options.deadline_s = 1.0;
+    std::promise<void> deadline_has_passed;
+    run_sessions(call.problem, call.options, [&](RankSession& session, Communicator& group) {
+      const CallContext context = session.forward();
+      if (group.rank() == 1) {
+        const OnceRowsAreSent stopped(call, [&] {
+          const auto passed = deadline_has_passed.get_future().wait_for(std::chrono::seconds(20));
+          EXPECT_EQ(passed, std::future_status::ready);
+        });
+        session.backward(context);  // late, but rank 0 had sent all of its part
+        EXPECT_TRUE(stopped.has_come());
+        expect_error(ErrorCode::peer_failed, {"rank 0"}, [&] { session.forward(); });
+        return;
+      }
+      const auto start = std::chrono::steady_clock::now();
+      expect_error(ErrorCode::deadline_exceeded,
+                   {"rank 0 waited for expert outputs of rank 1 in call 2 (last seen in call 1)",
+                    "the deadline has passed"},
+                   [&] { session.backward(context); });
+      const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+      EXPECT_LT(taken.count(), 10.0);
+      expect_error(ErrorCode::deadline_exceeded, {"rank 1"}, [&] { session.forward(); });
+      deadline_has_passed.set_value();
     });
   }
 }

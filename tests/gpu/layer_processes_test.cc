@@ -13,6 +13,7 @@
 #include <regex>
 #include <thread>
 
+#include "gpu/behind_rows.h"
 #include "gpu/beside_dx.h"
 #include "gpu/spawn_test.h"
 #include "gpu/unchecked_calls.h"
@@ -25,6 +26,7 @@ namespace {
 /// When rank 1 is killed; rank 0 runs the call that finds it gone.
 constexpr const char* kBeforeABackward = "before a backward call that is checked";
 constexpr const char* kBeforeAForward = "before forward calls that nobody checks";
+constexpr const char* kOnceItsRowsAreSent = "in a backward call, once its rows are sent";
 constexpr const char* kWhileCallsRun = "while calls run";
 constexpr const char* kWhileTheyJoin = "while they join";
 
@@ -75,6 +77,11 @@ void expect_killed_peer(RankSession& session, Communicator& group, const CallCon
         "outputs) of rank 1 in call [0-9]+ \\(last seen in call [0-9]+\\)");
     EXPECT_TRUE(std::regex_search(error->what(), awaited)) << error->what();
     EXPECT_NE(std::string(error->what()).find(gone), std::string::npos) << error->what();
+  } else if (killed == kOnceItsRowsAreSent) {
+    expect_error(
+        ErrorCode::peer_failed,
+        {"rank 0 waited for expert outputs of rank 1 in call 4 (last seen in call 3)", gone},
+        [&] { session.backward(context); });
   } else {
     // Both ranks have made three calls: forward, backward, forward.
     const std::string awaited =
@@ -99,6 +106,10 @@ void be_killed_or_expect_it(const Problem& problem, Communicator& group,
   if (killed == kWhileCallsRun) {
     be_killed_after(std::chrono::milliseconds(500));
     run_until_one_throws(session);
+  }
+  if (killed == kOnceItsRowsAreSent) {
+    const OnceRowsAreSent dead(gradients_behind_rows(), [] { raise(SIGKILL); });
+    session.backward(context);
   }
   raise(SIGKILL);
 }
@@ -230,6 +241,10 @@ TEST(CudaProcesses, AKilledPeerIsNamedToALoopOfForwardCallsThatNeverChecks) {
 
 TEST(CudaProcesses, APeerThatIsKilledInACallIsNamedWithWhatWasAwaited) {
   expect_killed_peer_is_named(kWhileCallsRun);
+}
+
+TEST(CudaProcesses, APeerThatIsKilledOnceItsRowsAreSentIsNamedWithWhatWasAwaited) {
+  expect_killed_peer_is_named(kOnceItsRowsAreSent);
 }
 
 TEST(CudaProcesses, APeerThatIsKilledWhileTheyJoinIsNamed) {

@@ -12,6 +12,7 @@
 #include "comm/cuda/nccl_link.h"
 #include "comm/cuda/places.h"
 #include "comm/cuda/ranks_of_host.h"
+#include "comm/cuda/reach.h"
 #include "comm/cuda/stand_in_link.h"
 #include "comm/cuda/window_heap.h"
 #include "comm/hardware_queues.h"
@@ -120,6 +121,13 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
     const HostsAre hosts = has_hosts ? cuda::hosts_are(places, topology) : HostsAre::threads;
     const bool has_nccl_link = has_hosts && hosts == HostsAre::processes;
 
+    if (any_window) {
+      agree(group, outcome_of([&] {
+              if (arrangements[host] == Arrangement::one_device) return;
+              cuda::require_reach(places, topology, group.rank(), cuda::reach_of(device));
+            }),
+            kWhat, kConstructionDeadlineS);
+    }
     std::vector<IdRecord> records;
     if (any_window || has_nccl_link) records = exchange_ids(topology);
     const CurrentDevice current(device);
@@ -127,8 +135,9 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
       agree_or_leave(group, outcome_of([&] {
                        if (arrangements[host] == Arrangement::one_device) return;
                        windows_ = std::make_shared<nccl::WindowGroup>(
-                           records[topology.rank_of(host, 0)].of_host, group, device,
-                           calls_->has_left_R.get(), kConstructionDeadlineS);
+                           records[topology.rank_of(host, 0)].of_host, group,
+                           cuda::devices_of(places), calls_->has_left_R.get(),
+                           kConstructionDeadlineS);
                      }),
                      kWhat, kConstructionDeadlineS);
     }
@@ -252,10 +261,9 @@ class CudaCommunicator final : public cuda::OrderedCommunicator {
                       sizeof(address), kWhat, kConstructionDeadlineS);
     agree(group_, outcome_of([&] {
             const int first = topology.rank_of(0, topology.local_index_of(group_.rank()));
-            std::vector<int> devices_R;
-            for (const Place& place : places) devices_R.push_back(place.device);
             link_ = std::make_unique<cuda::StandInLink>(*addresses[first], topology, group_.rank(),
-                                                        devices_R, calls_->has_left_R.get());
+                                                        cuda::devices_of(places),
+                                                        calls_->has_left_R.get());
           }),
           kWhat, kConstructionDeadlineS);  // after it `mine` has been copied by everybody
   }

@@ -6,9 +6,11 @@
 #include <map>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "comm/gpu_hosts_layout.h"
 #include "cuda/device_check.h"
+#include "cuda/runtime.h"
 
 namespace megamoe::cuda {
 namespace {
@@ -89,6 +91,25 @@ int ranks_beside(const std::vector<Place>& places, int rank) {
     return place.process == places[rank].process && place.device_uuid == places[rank].device_uuid;
   };
   return static_cast<int>(std::count_if(places.begin(), places.end(), is_beside));
+}
+
+std::function<bool(const Place&)> reach_of(int device) {
+  std::vector<cudaUUID_t> uuids(num_cuda_devices());
+  for (std::size_t other = 0; other < uuids.size(); ++other) {
+    cudaDeviceProp properties{};
+    check(cudaGetDeviceProperties(&properties, static_cast<int>(other)), "cudaGetDeviceProperties");
+    uuids[other] = properties.uuid;
+  }
+  return [device, uuids = std::move(uuids)](const Place& peer) {
+    const auto its = std::find_if(uuids.begin(), uuids.end(), [&](const cudaUUID_t& uuid) {
+      return std::memcmp(uuid.bytes, peer.device_uuid.data(), peer.device_uuid.size()) == 0;
+    });
+    if (its == uuids.end()) return true;
+    int can_access = 0;
+    check(cudaDeviceCanAccessPeer(&can_access, device, static_cast<int>(its - uuids.begin())),
+          "cudaDeviceCanAccessPeer");
+    return can_access != 0;
+  };
 }
 
 HostsAre hosts_are(const std::vector<Place>& places, const Topology& topology) {

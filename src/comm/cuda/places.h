@@ -35,6 +35,10 @@ std::vector<Arrangement> arrangements_of(const std::vector<Place>& places,
 /// Ranks of this rank's process on its device.
 int ranks_beside(const std::vector<Place>& places, int rank);
 
+/// Whether `device` of this process may load and store in the memory of a peer's: CUDA says so, or
+/// cannot tell, because this process does not see the other device.
+std::function<bool(const Place&)> reach_of(int device);
+
 /// Stand-in hosts are threads of one process.
 enum class HostsAre { processes, threads };
 /// Throws Error(unsupported) where NCCL cannot join them: it takes a device once of a host, and two

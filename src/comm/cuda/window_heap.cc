@@ -7,6 +7,7 @@
 #include "comm/cuda/lsa_pointers.h"
 #include "comm/cuda/nccl_library.h"
 #include "comm/cuda/ranks_of_host.h"
+#include "comm/cuda/reach.h"
 #include "cuda/runtime.h"
 #include "layer/agreement.h"
 
@@ -23,19 +24,11 @@ Members members_of(const Communicator& group, const std::uint32_t* has_left_R) {
   return members;
 }
 
-/// Without cuMem NCCL registers a window that no kernel can read, and says that all is well.
-bool is_on_device(ncclWindow_t window) {
+bool is_on_device(const void* memory) {
   cudaPointerAttributes attributes{};
-  const bool known = cudaPointerGetAttributes(&attributes, window) == cudaSuccess;
+  const bool known = cudaPointerGetAttributes(&attributes, memory) == cudaSuccess;
   cudaGetLastError();
-  return window != nullptr && known && attributes.type == cudaMemoryTypeDevice;
-}
-
-Error no_window(std::size_t bytes, const std::string& reason) {
-  return {ErrorCode::unsupported,
-          "NCCL gave no symmetric window of " + std::to_string(bytes) + " bytes (" + reason +
-              "): windows need cuMem (is NCCL_CUMEM_ENABLE=0 set?) and devices that reach each "
-              "other by load and store"};
+  return memory != nullptr && known && attributes.type == cudaMemoryTypeDevice;
 }
 
 void free_memory(const WindowMemory& memory) {
@@ -44,13 +37,14 @@ void free_memory(const WindowMemory& memory) {
 
 }  // namespace
 
-WindowGroup::WindowGroup(const ncclUniqueId& id, const Communicator& group, int device,
-                         const std::uint32_t* has_left_R, double deadline_s)
-    : device_(device),
+WindowGroup::WindowGroup(const ncclUniqueId& id, const Communicator& group,
+                         std::vector<int> devices_R, const std::uint32_t* has_left_R,
+                         double deadline_s)
+    : devices_R_(std::move(devices_R)),
       communicator_(id, members_of(group, has_left_R), NCCL_CONFIG_INITIALIZER, deadline_s) {}
 
 WindowGroup::~WindowGroup() {
-  const CurrentDevice current(device_);
+  const CurrentDevice current(device());
   if (has_failed_) communicator_.abort();
   for (const auto& memory : unfinished_) free_memory(*memory);
 }
@@ -69,9 +63,40 @@ void WindowGroup::make_window(std::unique_ptr<WindowMemory>& memory, double dead
   }
 }
 
+Error WindowGroup::no_window(std::size_t bytes, const std::string& reason) const {
+  const Members& members = communicator_.members();
+  std::vector<int> peers = members.ranks;
+  std::erase(peers, members.rank);
+  return {ErrorCode::unsupported,
+          "NCCL gave no symmetric window of " + std::to_string(bytes) + " bytes to " +
+              cuda::seats_text({members.rank}, devices_R_) + " and " +
+              cuda::seats_text(peers, devices_R_) + " (" + reason +
+              "): it needs cuMem (is NCCL_CUMEM_ENABLE=0 set?), and devices that load and store in "
+              "each other's memory. " +
+              cuda::advice_on_reach()};
+}
+
+std::vector<std::byte*> WindowGroup::pointers_of(const WindowMemory& memory) const {
+  // Without cuMem NCCL registers a window that no kernel can read, and says that all is well.
+  if (!is_on_device(memory.window)) throw no_window(memory.bytes, "it is not on the device");
+  const Members& members = communicator_.members();
+  const auto pointers = lsa_pointers(memory.window, static_cast<int>(members.ranks.size()));
+  std::vector<int> unreached;
+  for (std::size_t index = 0; index < pointers.size(); ++index) {
+    const int peer = members.ranks[index];
+    // NCCL makes a window also where some ranks do not reach each other, and maps those that do.
+    if (peer != members.rank && !is_on_device(pointers[index])) unreached.push_back(peer);
+  }
+  if (!unreached.empty()) {
+    throw cuda::out_of_reach(members.rank, unreached, devices_R_,
+                             "NCCL has mapped none for loads and stores");
+  }
+  return pointers;
+}
+
 void WindowGroup::release(std::unique_ptr<WindowMemory> memory) {
   if (memory == nullptr) return;
-  const CurrentDevice current(device_);
+  const CurrentDevice current(device());
   const bool is_at_work = !unfinished_.empty();
   if (memory->window != nullptr && !is_at_work) {
     library().window_deregister(communicator_.get(), memory->window);
@@ -89,9 +114,8 @@ WindowHeap::WindowHeap(std::shared_ptr<WindowGroup> windows, Communicator& group
     agree_or_leave(group, outcome_of([&] { windows_->make_window(memory_, deadline_s); }), kWhat,
                    deadline_s);
     agree(group, outcome_of([&] {
-            if (!is_on_device(memory_->window)) throw no_window(bytes, "it is not on the device");
+            const auto pointers = windows_->pointers_of(*memory_);
             const RanksOfHost host(group);
-            const auto pointers = lsa_pointers(memory_->window, host.count);
             peers_.assign(group.size(), nullptr);
             std::copy(pointers.begin(), pointers.end(), peers_.begin() + host.first);
             peers_[group.rank()] = static_cast<std::byte*>(memory_->data);

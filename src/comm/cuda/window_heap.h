@@ -7,10 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "comm/cuda/nccl_communicator.h"
 #include "megamoe/communicator.h"
+#include "megamoe/error.h"
 
 namespace megamoe::nccl {
 
@@ -24,16 +26,16 @@ struct WindowMemory {
 /// The ranks of a host, joined so that they can make windows. Outlives its heaps.
 class WindowGroup {
  public:
-  /// Collective among the ranks of a host; on the current device, `device`. `has_left_R` are the
-  /// words of this rank's PeerWatch, and valid as long as heaps are made. Throws Error as
-  /// NcclCommunicator does.
-  WindowGroup(const ncclUniqueId& id, const Communicator& group, int device,
+  /// Collective among the ranks of a host; on the current device, this rank's of `devices_R`, which
+  /// hold those of the whole group. `has_left_R` are the words of this rank's PeerWatch, and valid
+  /// as long as heaps are made. Throws Error as NcclCommunicator does.
+  WindowGroup(const ncclUniqueId& id, const Communicator& group, std::vector<int> devices_R,
               const std::uint32_t* has_left_R, double deadline_s);
   WindowGroup(const WindowGroup&) = delete;
   WindowGroup& operator=(const WindowGroup&) = delete;
   ~WindowGroup();
 
-  [[nodiscard]] int device() const { return device_; }
+  [[nodiscard]] int device() const { return devices_R_[communicator_.members().rank]; }
   /// Peers may be gone without a farewell. From any thread.
   void fail() { has_failed_ = true; }
 
@@ -44,8 +46,14 @@ class WindowGroup {
   void make_window(std::unique_ptr<WindowMemory>& memory, double deadline_s);
   void release(std::unique_ptr<WindowMemory> memory);
 
+  /// Where this rank loads and stores in the memory of each rank of the host. Throws unsupported
+  /// with the ranks, and their devices, whose memory is not within reach.
+  [[nodiscard]] std::vector<std::byte*> pointers_of(const WindowMemory& memory) const;
+
  private:
-  int device_;
+  [[nodiscard]] Error no_window(std::size_t bytes, const std::string& reason) const;
+
+  std::vector<int> devices_R_;
   std::atomic<bool> has_failed_{false};
   NcclCommunicator communicator_;
   std::vector<std::unique_ptr<WindowMemory>> unfinished_;
