@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <exception>
 #include <functional>
 #include <optional>
 
@@ -63,6 +64,8 @@ class CudaBackend final : public LayerBackend {
   /// What a failure record says, which is set, and what the group knows about it.
   [[nodiscard]] Error recorded_failure(const device::FailureRecord& record) const;
   [[nodiscard]] Error because_of_departure(const Error& error, int peer) const;
+  /// Of a call whose launches `thrown` has ended.
+  [[nodiscard]] Error not_enqueued(const std::exception_ptr& thrown) const;
 
   void enqueue_forward(CudaCallState& state, const ForwardInput& input, const ForwardOutput& output,
                        CallOrder& order, cudaStream_t stream);

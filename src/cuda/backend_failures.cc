@@ -35,6 +35,21 @@ Error CudaBackend::because_of_departure(const Error& error, int peer) const {
   return {cause->error.code(), std::string(error.what()) + ": " + cause->error.what()};
 }
 
+Error CudaBackend::not_enqueued(const std::exception_ptr& thrown) const {
+  ErrorCode code = ErrorCode::internal;
+  std::string why = "what was thrown is no std::exception";
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const Error& error) {
+    code = error.code();
+    why = error.what();
+  } catch (const std::exception& error) {
+    why = error.what();
+  } catch (...) {
+  }
+  return {code, "rank " + std::to_string(view_.rank) + " could not enqueue a call: " + why};
+}
+
 void CudaBackend::or_refuse(gpu::CallKind kind, cudaStream_t stream,
                             const std::function<void()>& checks) {
   cudaStream_t on = memory_.side.get();  // until the caller's is known to be of this device
@@ -69,12 +84,9 @@ void CudaBackend::enqueue(cudaStream_t stream, const std::function<void(CallOrde
   CallOrder order(*memory_.calls, workspace_.communicator, config_, turn);
   try {
     launches(order);
-  } catch (const std::exception& error) {
+  } catch (...) {
     if (turn.is_captured()) throw;  // what was captured is not going to run
-    const auto* known = dynamic_cast<const Error*>(&error);
-    memory_.given_up =
-        Error(known != nullptr ? known->code() : ErrorCode::internal,
-              "rank " + std::to_string(view_.rank) + " could not enqueue a call: " + error.what());
+    memory_.given_up = not_enqueued(std::current_exception());
     try {
       gpu::give_up(view_, stream);
     } catch (const Error&) {

@@ -90,13 +90,8 @@ void CudaBackend::enqueue_over_hosts(const StreamOrder::Turn& turn, cudaStream_t
   CallOrder order(*memory_.calls, workspace_.communicator, config_, turn);
   try {
     launches(order);
-  } catch (const std::exception& error) {
-    if (!hosts_->link().failure()) {
-      const auto* known = dynamic_cast<const Error*>(&error);
-      memory_.given_up = Error(
-          known != nullptr ? known->code() : ErrorCode::internal,
-          "rank " + std::to_string(view_.rank) + " could not enqueue a call: " + error.what());
-    }
+  } catch (...) {
+    if (!hosts_->link().failure()) memory_.given_up = not_enqueued(std::current_exception());
     try {
       gpu::give_up_on_host(view_, hosts_->host_view(), stream);
     } catch (const Error&) {

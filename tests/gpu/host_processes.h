@@ -39,6 +39,11 @@ inline constexpr TwoHosts kOnOneDevice{"OnOneDevice", 1, {"0", "0"}, 1, true};
 inline constexpr TwoHosts kAllTwoHosts[] = {kOnOneDevice, kARankEach, kTwoOnADevice,
                                             kTwoOnTwoDevices};
 
+/// Two hosts of a rank, with a device each where there are two.
+inline const TwoHosts& hosts_of_a_rank() {
+  return num_cuda_devices() < kARankEach.num_devices ? kOnOneDevice : kARankEach;
+}
+
 /// Rank 0 listens there, so nobody does any more.
 inline std::string free_address() {
   const network::Socket socket = network::listen_on({"127.0.0.1", 0});

@@ -124,11 +124,14 @@ TEST(HostProcess, DISABLED_HugeExperts) {
   }
 }
 
+/// `gigabytes`: of each rank.
 void expect_both_succeed_with(std::size_t gigabytes, const char* test) {
+  const TwoHosts& hosts = hosts_of_a_rank();
+  const std::size_t of_a_device = hosts.share_devices ? 2 * gigabytes : gigabytes;
   std::size_t free = 0, total = 0;
   cuda::check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-  if (free < gigabytes << 30) GTEST_SKIP() << "needs " << gigabytes << " GB of each device";
-  expect_both_succeed(test, kARankEach, 100.0);
+  if (free < of_a_device << 30) GTEST_SKIP() << "needs " << of_a_device << " GB of each device";
+  expect_both_succeed(test, hosts, 100.0);
 }
 
 TEST(ProcessesOfHostsOfARank, OffsetsPassTwoToThe31Elements) {
