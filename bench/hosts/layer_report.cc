@@ -11,6 +11,8 @@ namespace {
 Json to_json(const Spans& spans, const Alone& alone, std::int64_t bytes) {
   return {{"ms", spans.total_ms},
           {"off_ms", alone.off_ms},
+          {"clock_ghz", spans.clock_ghz},
+          {"off_clock_ghz", alone.clock_ghz},
           {"bytes", bytes},
           {"compute_ms", alone.compute_ms},
           {"transfer_ms", alone.transfer_ms},
@@ -24,12 +26,11 @@ Json to_json(const Spans& spans, const Alone& alone, std::int64_t bytes) {
 
 void print(const char* pass, const Spans& spans, const Alone& alone) {
   std::printf(
-      "    %-8s %7.2f ms, %.2f of %.2f without overlap; alone: compute %.2f, transfer %.2f, %.2f "
-      "of "
-      "the longer; first %.2f, last %.2f, %.2f of the bound\n",
-      pass, spans.total_ms, spans.total_ms / alone.off_ms, alone.off_ms, alone.compute_ms,
-      alone.transfer_ms, spans.total_ms / longer_ms(alone), spans.first_ms, spans.last_ms,
-      spans.total_ms / bound_ms(spans, alone));
+      "    %-8s %7.2f ms at %.2f GHz, %.2f of %.2f without overlap at %.2f; alone: compute %.2f, "
+      "transfer %.2f, %.2f of the longer; first %.2f, last %.2f, %.2f of the bound\n",
+      pass, spans.total_ms, spans.clock_ghz, spans.total_ms / alone.off_ms, alone.off_ms,
+      alone.clock_ghz, alone.compute_ms, alone.transfer_ms, spans.total_ms / longer_ms(alone),
+      spans.first_ms, spans.last_ms, spans.total_ms / bound_ms(spans, alone));
 }
 
 void write_trace(const std::string& path, const Pass& pass) {

@@ -7,6 +7,7 @@
 
 #include "bench/cuda_rank_tensors.h"
 #include "bench/samples.h"
+#include "bench/sm_clock.h"
 #include "cuda/runtime.h"
 #include "cuda/workspace.h"
 #include "layer/workspace.h"
@@ -45,7 +46,8 @@ Spans median(const std::vector<Spans>& all) {
     for (const Spans& spans : all) samples.push_back(spans.*member);
     return summarize(samples).median_ms;
   };
-  return {of(&Spans::total_ms), of(&Spans::compute_ms), of(&Spans::first_ms), of(&Spans::last_ms)};
+  return {of(&Spans::total_ms), of(&Spans::compute_ms), of(&Spans::first_ms), of(&Spans::last_ms),
+          of(&Spans::clock_ghz)};
 }
 
 /// Of the rank whose pass took longest; all of it that rank's, so that parts belong together.
@@ -83,6 +85,12 @@ LayerTimes time_layer(const Options& options, Communicator& group, int device, O
   };
   std::vector<Spans> forward;
   std::vector<Spans> backward;
+  SmClock clock(device);
+  const auto spans_at_clock = [&](const Pass& pass) {
+    Spans spans = spans_of(pass.compute, pass.network);
+    spans.clock_ghz = clock.ghz(stream.get());
+    return spans;
+  };
   constexpr int kWarmUps = 2;
   // A chip lowers its clock within tens of milliseconds of full load. Without overlap it rests
   // while rows travel; with overlap it does not. So that both begin alike, it rests before each
@@ -93,15 +101,18 @@ LayerTimes time_layer(const Options& options, Communicator& group, int device, O
   };
   for (int i = -kWarmUps; i < options.num_repeats; ++i) {
     rest();
+    clock.start(stream.get());
     const CallContext call =
         layer.forward(tensors.forward_input(), tensors.forward_output(), {stream.get()});
+    clock.end(stream.get());
     times.last_forward = take();
+    if (i >= 0) forward.push_back(spans_at_clock(times.last_forward));
     rest();
+    clock.start(stream.get());
     layer.backward(call, tensors.backward_input(), tensors.backward_output(), {stream.get()});
+    clock.end(stream.get());
     times.last_backward = take();
-    if (i < 0) continue;
-    forward.push_back(spans_of(times.last_forward.compute, times.last_forward.network));
-    backward.push_back(spans_of(times.last_backward.compute, times.last_backward.network));
+    if (i >= 0) backward.push_back(spans_at_clock(times.last_backward));
   }
   times.num_groups = static_cast<int>(
       std::ranges::count(times.last_forward.compute, "down", &StageClock::Stage::name));
@@ -114,8 +125,10 @@ AllAlone alone_of(const LayerTimes& off, double bytes_per_s) {
   const auto ms_of = [&](std::int64_t bytes) {
     return 1e3 * static_cast<double>(bytes) / bytes_per_s;
   };
-  return {{off.forward.total_ms, off.forward.compute_ms, ms_of(off.traffic.forward_bytes)},
-          {off.backward.total_ms, off.backward.compute_ms, ms_of(off.traffic.backward_bytes)}};
+  const auto of = [&](const Spans& pass, std::int64_t bytes) {
+    return Alone{pass.total_ms, pass.compute_ms, ms_of(bytes), pass.clock_ghz};
+  };
+  return {of(off.forward, off.traffic.forward_bytes), of(off.backward, off.traffic.backward_bytes)};
 }
 
 double longer_ms(const Alone& alone) { return std::max(alone.compute_ms, alone.transfer_ms); }

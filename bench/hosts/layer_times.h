@@ -18,6 +18,7 @@ struct Spans {
   double compute_ms = 0.0;  ///< products and what moves rows inside the host
   double first_ms = 0.0;    ///< until the first group's rows are there
   double last_ms = 0.0;     ///< results of the last group
+  double clock_ghz = 0.0;   ///< of the multiprocessors
 };
 
 using Stages = std::vector<cuda::StageClock::Stage>;
@@ -33,7 +34,9 @@ struct LayerTimes {
   Spans backward;
   [[nodiscard]] Spans step() const {
     return {forward.total_ms + backward.total_ms, forward.compute_ms + backward.compute_ms,
-            forward.first_ms + backward.first_ms, forward.last_ms + backward.last_ms};
+            forward.first_ms + backward.first_ms, forward.last_ms + backward.last_ms,
+            (forward.clock_ghz * forward.total_ms + backward.clock_ghz * backward.total_ms) /
+                (forward.total_ms + backward.total_ms)};
   }
   Traffic traffic;
   Pass last_forward;
@@ -48,6 +51,7 @@ struct Alone {
   double off_ms = 0.0;
   double compute_ms = 0.0;
   double transfer_ms = 0.0;  ///< its bytes at the bandwidth of large messages
+  double clock_ghz = 0.0;    ///< of the whole pass
 };
 
 struct AllAlone {
@@ -55,7 +59,9 @@ struct AllAlone {
   Alone backward;
   [[nodiscard]] Alone step() const {
     return {forward.off_ms + backward.off_ms, forward.compute_ms + backward.compute_ms,
-            forward.transfer_ms + backward.transfer_ms};
+            forward.transfer_ms + backward.transfer_ms,
+            (forward.clock_ghz * forward.off_ms + backward.clock_ghz * backward.off_ms) /
+                (forward.off_ms + backward.off_ms)};
   }
 };
 

@@ -21,6 +21,7 @@ interface alone ({network}). Uniform random routing. Medians: {whose}.
   messages of 32 MB in the same run.
 - *first*, *last*: routing and the first group's tokens, and the last group's results, which nothing hides.
 - *asked*: at most 1.10 times the longer of products and transfer, with first and last added.
+- *GHz*: of the multiprocessors over the pass, and over the one without overlap.
 
 CUDA {cuda}, NCCL {nccl}; for example
 `{command}`.
@@ -97,12 +98,14 @@ def layer_rows(record):
         longer = max(times["compute_ms"], times["transfer_ms"])
         asked = 1.10 * longer + times["first_group_ms"] + times["last_group_ms"]
         milliseconds = [f"{ms:.1f}" for ms in (*(times[of] for of in TIMES), asked)]
+        # Older records have no clocks.
+        clocks = f"{times['clock_ghz']:.2f} ({times['off_clock_ghz']:.2f})" if "clock_ghz" in times else ""
         groups = f"{record['groups']} (default)" if record.get("groups_by_default") else record["groups"]
-        yield [record["network_ctas"], groups, name, *milliseconds]
+        yield [record["network_ctas"], groups, name, *milliseconds, clocks]
 
 
 def layer_tables(records):
-    head = ["CTAs", "groups", "pass", "ms", "without", "products", "transfer", "first", "last", "asked"]
+    head = ["CTAs", "groups", "pass", "ms", "without", "products", "transfer", "first", "last", "asked", "GHz (without)"]
     members = ("tokens_per_rank", "hidden_dim", "intermediate_dim", "num_experts", "top_k", "mode")
 
     def key(record):

@@ -124,12 +124,13 @@ def test_the_record_of_layers_over_hosts(tmp_path):
     times = {"ms": 22.0, "off_ms": 31.0, "compute_ms": 9.0, "transfer_ms": 21.0, "first_group_ms": 2.5}
     times |= {"last_group_ms": 2.0}
     passes = {name: times for name in ("forward", "backward", "step")}
+    clocked = {name: times | {"clock_ghz": 1.354, "off_clock_ghz": 1.5} for name in passes}
     shape = {"tokens_per_rank": 4096, "hidden_dim": 1024, "intermediate_dim": 32768, "num_experts": 16, "top_k": 8}
     layer = {"benchmark": "layer over hosts", "mode": "recompute", "network_ctas": 8, "pause_ms": 200} | shape | passes
     ways = [
         {"overlap": "off", "groups": 1, "groups_by_default": False},
         {"overlap": "on", "groups": 4, "groups_by_default": False},
-        {"overlap": "on", "groups": 5, "groups_by_default": True},
+        {"overlap": "on", "groups": 5, "groups_by_default": True} | clocked,
     ]
     times_of_sizes = {"agree_ms": 0.2, "exact_ms": 5.0, "exact_bytes": 8_000_000, "padded_ms": 9.0}
     times_of_sizes |= {"padded_bytes": 16_000_000, "padded_to_mean_ms": 6.0, "padded_to_mean_bytes": 10_000_000}
@@ -163,7 +164,8 @@ def test_the_record_of_layers_over_hosts(tmp_path):
     assert "| 8 | 5 (default) | step | 22.0 |" in text
     assert "| 4096 | uniform | 5.00 ms, 8.0 MB | 0.20 ms | 9.00 ms, 16.0 MB | 6.00 ms, 10.0 MB |" in text
     assert "| 4096 | zipf | 5.00 ms, 8.0 MB | 0.20 ms | 9.00 ms, 16.0 MB | too small |" in text
-    assert "| 8 | 4 | step | 22.0 | 31.0 | 9.0 | 21.0 | 2.5 | 2.0 | 27.6 |" in text
+    assert "| 8 | 4 | step | 22.0 | 31.0 | 9.0 | 21.0 | 2.5 | 2.0 | 27.6 |  |" in text
+    assert "| 8 | 5 (default) | step | 22.0 | 31.0 | 9.0 | 21.0 | 2.5 | 2.0 | 27.6 | 1.35 (1.50) |" in text
     assert "| 0123456789ab | qwen3-30b | 8192 | saved | on | 90.0 [89.0, 95.0] | 100.0 [99.0, 101.0] |" in text
     assert text.endswith("What it says.\n")
     assert "of messages the slowest rank's, of layers rank 0's" in text
