@@ -161,7 +161,7 @@ def _machine() -> str:
     except OSError:
         pass
     if "NCCL_HOSTID" in os.environ:
-        parts.append(os.environ["NCCL_HOSTID"])
+        parts.append(os.environb[b"NCCL_HOSTID"].decode(errors="backslashreplace"))
     return " ".join(parts)
 
 
