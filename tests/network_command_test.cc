@@ -140,9 +140,21 @@ TEST_F(Command, WhatNoLauncherSaysIsNamed) {
   expect_usage_error("info --launched --rank 0", "--world-size: ");
   expect_usage_error("info --launched --rank 0 --world-size 1", "--rendezvous: ");
   expect_usage_error("verify --launched --ranks 2", "--ranks");
+  for (const std::string option :
+       {"--rank 0", "--world-size 1", "--rendezvous a:1", "--host-name a"}) {
+    expect_usage_error("verify " + option, "requires --launched");
+  }
   const Outcome outcome = run("info --launched --rank 0 --world-size 1 --rendezvous nowhere");
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_NE(outcome.err.find("ADDRESS:PORT"), std::string::npos) << outcome.err;
+  for (const std::string port : {"65535", "0", "-1", "2147483647", "many"}) {
+    const Outcome of_port =
+        run("info --launched --rank 0 --world-size 1", "MASTER_ADDR=127.0.0.1 MASTER_PORT=" + port);
+    EXPECT_EQ(of_port.exit_code, 2);
+    EXPECT_NE(of_port.err.find("no port follows the launcher's MASTER_PORT '" + port + "'"),
+              std::string::npos)
+        << of_port.err;
+  }
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -48,8 +49,10 @@ int run_stand_ins(int argc, char** argv) {
     for (std::string& argument : arguments) pointers.push_back(argument.data());
     pointers.push_back(nullptr);
     pid_t process = 0;
-    if (posix_spawn(&process, "/proc/self/exe", nullptr, nullptr, pointers.data(), environ) != 0) {
-      std::perror("hosts_bench");
+    const int error =
+        posix_spawn(&process, "/proc/self/exe", nullptr, nullptr, pointers.data(), environ);
+    if (error != 0) {
+      std::fprintf(stderr, "hosts_bench: %s\n", std::strerror(error));
       return 1;
     }
     processes.push_back(process);

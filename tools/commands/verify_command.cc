@@ -42,9 +42,10 @@ constexpr const char* kFooter =
     R"(The oracle is a second, naive evaluation of router and layer that shares no code with the
 library. Inputs are random at unit scale, weights at 1/sqrt(fan in), all determined by --seed. A
 line a tensor shows the relative norm error and what is allowed: twice the error of the oracle with
-bf16 roundings where every backend must round, or, if larger, the rounding of fp32 sums or one bf16
-step of the largest element. The same holds in every slice (token, slot, expert); the line names the
-one that uses most of its allowance. NaN, infinity, and anything but 0 where 0 is exact, fail.
+bf16 roundings where every backend must round, or, if larger, the rounding of fp32 sums or what the
+bf16 roundings behind it can do by half a step each (docs/numerics.md). The same holds in every
+slice (token, slot, expert); the line names the one that uses most of its allowance. NaN, infinity,
+and anything but 0 where 0 is exact and nothing is rounded on the way, fail.
 
 Tensors: expert_ids and weights [T, K] (router), y and dx [T, H],
 dgate and dup [E, I, H], ddown [E, H, I], dweights [T, K], drouter [E, H]; T over all ranks.

@@ -59,12 +59,17 @@ int number_of(const char* option, int given, const char* LauncherVariables::*nam
 
 /// torchrun itself listens at MASTER_PORT: the next port is taken.
 std::string launcher_rendezvous() {
+  constexpr int kLastPort = 65535;
   const std::string address = variable("MASTER_ADDR");
-  int port = 0;
-  if (address.empty() || !CLI::detail::lexical_cast(variable("MASTER_PORT"), port)) {
+  const std::string text = variable("MASTER_PORT");
+  if (address.empty() || text.empty()) {
     refuse("--rendezvous",
            "is needed with --launched: MASTER_ADDR and MASTER_PORT are not set (torchrun sets "
            "them, mpirun and srun do not)");
+  }
+  int port = 0;
+  if (!CLI::detail::lexical_cast(text, port) || port < 1 || port >= kLastPort) {
+    refuse("--rendezvous", "no port follows the launcher's MASTER_PORT '" + text + "'");
   }
   return address + ":" + std::to_string(port + 1);
 }
@@ -72,14 +77,16 @@ std::string launcher_rendezvous() {
 }  // namespace
 
 void add_launch_options(CLI::App& command, LaunchOptions& options) {
-  command.add_flag("--launched", options.is_launched,
-                   "This process is one rank of several that a launcher started (torchrun, mpirun, "
-                   "srun), on one host or more");
+  CLI::Option* const launched = command.add_flag(
+      "--launched", options.is_launched,
+      "This process is one rank of several that a launcher started (torchrun, mpirun, "
+      "srun), on one host or more");
   command
       .add_option("--rank", options.network.rank,
                   "With --launched: this rank; default RANK, OMPI_COMM_WORLD_RANK, PMI_RANK or "
                   "SLURM_PROCID")
       ->default_str("")
+      ->needs(launched)
       ->check(CLI::Range(0, 255));
   command
       .add_option(
@@ -87,16 +94,20 @@ void add_launch_options(CLI::App& command, LaunchOptions& options) {
           "With --launched: all ranks; default WORLD_SIZE, OMPI_COMM_WORLD_SIZE, PMI_SIZE or "
           "SLURM_NTASKS")
       ->default_str("")
+      ->needs(launched)
       ->check(CLI::Range(1, 256));
   command
       .add_option("--rendezvous", options.network.rendezvous,
                   "With --launched: ADDRESS:PORT of rank 0's host, for all ranks the same; default "
                   "MASTER_ADDR and the port after MASTER_PORT")
-      ->default_str("");
+      ->default_str("")
+      ->needs(launched);
   command
       .add_option("--host-name", options.network.host_name,
-                  "With --launched: ranks with equal names share memory; default: the machine")
-      ->default_str("");
+                  "With --launched: ranks with equal names share memory; default: the machine, and "
+                  "NCCL_HOSTID where that is set")
+      ->default_str("")
+      ->needs(launched);
 }
 
 void add_hosts_options(CLI::App& command, CudaHostsOptions& hosts) {
