@@ -215,15 +215,18 @@ TEST(Oracle, EffectsOfRoundingsByHand) {
   EXPECT_NEAR(effects.ddown_E[0].squared, 3 * 0x1p-16, 0x1p-26);  // u, a and w a
 }
 
-TEST(Oracle, AClampBesideARoundingMayTakeTheWholeGradient) {
-  const auto effect_at = [](double x) {
+TEST(Oracle, AClampTakesTheGradientOfWhatRoundsBeyondItsLimit) {
+  const auto at = [](double x) {
     return evaluate(one_channel({ActivationKind::clamped_swiglu, 1.0F}, x), Rounding::none,
-                    GradientStorage::fp32)
-        .effects.dup_E[0]
-        .largest;
+                    GradientStorage::fp32);
   };
-  EXPECT_GT(effect_at(1.0 + 0x1p-9), 0.7);  // u rounds to the limit, of which the gradient passes
-  EXPECT_EQ(effect_at(1.5), 0.0);
+  const OracleResult at_limit = at(1.0 + 0x1p-9);  // g and u round to it
+  EXPECT_GT(at_limit.dup_EIH[0], 0.7);
+  EXPECT_LT(at_limit.effects.dup_E[0].largest, 0.01);
+  // Halfway to the next bf16 number: fp32's sum decides, and with it the whole gradient changes.
+  EXPECT_GT(at(1.0 + 0x1p-8).effects.dup_E[0].largest, 0.7);
+  EXPECT_EQ(at(1.5).dup_EIH[0], 0.0);
+  EXPECT_EQ(at(1.5).effects.dup_E[0].largest, 0.0);
 }
 
 TEST(Oracle, OfGelusTailLittleIsKnownInFp32) {

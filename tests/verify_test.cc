@@ -224,6 +224,32 @@ TEST(Verify, FindsASliceThatIsTwoStepsOff) {
   }
 }
 
+/// One slot's rows are missing in the weight gradients: with clamps, too, whose jumps are no error.
+TEST(Verify, FindsASlotThatIsLost) {
+  for (const ActivationKind kind : kActivations) {
+    ProblemSpec spec = spec_of(RoutingPattern::uniform, 1, 64);
+    spec.activation = {kind, 1.0F};
+    const Problem problem = make_problem(spec);
+    const LayerTensors right = run_layer(problem, {});
+    for (std::size_t slot = 0; slot < problem.expert_ids_TK.size(); slot += 16) {
+      SCOPED_TRACE(slot);
+      Problem without = problem;
+      without.expert_ids_TK[slot] = -1;
+      const LayerTensors lost = run_layer(without, {});
+      LayerTensors wrong = right;
+      wrong.dgate = lost.dgate;
+      wrong.dup = lost.dup;
+      wrong.ddown = lost.ddown;
+      const std::string found = failures(judge_layer(problem, wrong, {}));
+      if (is_gated(kind)) {
+        EXPECT_NE(found.find("dgate: "), std::string::npos) << found;
+      }
+      EXPECT_NE(found.find("dup: "), std::string::npos) << found;
+      EXPECT_NE(found.find("ddown: "), std::string::npos) << found;
+    }
+  }
+}
+
 /// At sizes where roundings average out nothing allows much more than the baseline does.
 TEST(Verify, AllowsTwiceTheBaselinesErrorAtUsualSizes) {
   const Problem problem = make_problem(spec_of(RoutingPattern::uniform, 1, 512));

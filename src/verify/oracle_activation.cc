@@ -5,6 +5,8 @@
 #include <numbers>
 #include <stdexcept>
 
+#include "verify/oracle.h"
+
 namespace megamoe::verify {
 namespace {
 
@@ -24,8 +26,9 @@ ActivationPoint activation_point(const Activation& activation, double g, double 
     case ActivationKind::clamped_swiglu: {
       const double limit = activation.limit;
       ActivationPoint point = silu_point(std::min(g, limit), std::clamp(u, -limit, limit));
-      if (g > limit) point.act_derivative = 0.0;
-      if (std::abs(u) > limit) point.factor_derivative = 0.0;
+      // The contract clamps rounded values: one that rounds to the limit passes its gradient.
+      if (round_to_bf16(g) > limit) point.act_derivative = 0.0;
+      if (std::abs(round_to_bf16(u)) > limit) point.factor_derivative = 0.0;
       return point;
     }
     case ActivationKind::gelu_erf: {

@@ -32,19 +32,43 @@ double norm(const double* values, std::int64_t count, std::int64_t stride = 1) {
   return std::sqrt(sum);
 }
 
-/// The largest change of each value where g or u move by up to their margin to either side. Kinks
-/// in between, as of a clamp, change a derivative by all of its jump.
-ActivationPoint largest_changes(const Activation& activation, double g, double u, double g_margin,
-                                double u_margin) {
+/// g and u may move by up to this to either side: by what fp32 adds to their sums, and by that and
+/// the rounding.
+struct Margins {
+  double g_of_sum = 0.0;
+  double u_of_sum = 0.0;
+  double g = 0.0;
+  double u = 0.0;
+};
+
+/// At g and u, with derivatives that a clamp takes or passes as it does `here`.
+ActivationPoint on_this_side_of_clamps(const Activation& activation, double g, double u,
+                                       const ActivationPoint& here) {
+  if (activation.kind != ActivationKind::clamped_swiglu) return activation_point(activation, g, u);
+  const double limit = activation.limit;
+  ActivationPoint point =
+      activation_point({ActivationKind::swiglu}, std::min(g, limit), std::clamp(u, -limit, limit));
+  if (here.act_derivative == 0.0) point.act_derivative = 0.0;
+  if (here.factor_derivative == 0.0) point.factor_derivative = 0.0;
+  return point;
+}
+
+/// The largest change of each value where g or u move. A clamp, which looks at rounded values,
+/// changes a derivative by all of its jump, but only where fp32's sum rounds to another side of it.
+ActivationPoint largest_changes(const Activation& activation, double g, double u,
+                                const Margins& margins) {
   const ActivationPoint here = activation_point(activation, g, u);
   ActivationPoint changes{};
   for (const double side : {-1.0, 1.0}) {
-    const ActivationPoint there =
-        activation_point(activation, g + side * g_margin, u + side * u_margin);
+    const ActivationPoint rounded =
+        on_this_side_of_clamps(activation, g + side * margins.g, u + side * margins.u, here);
+    const ActivationPoint summed =
+        activation_point(activation, g + side * margins.g_of_sum, u + side * margins.u_of_sum);
     for (double ActivationPoint::*value :
          {&ActivationPoint::act, &ActivationPoint::act_derivative, &ActivationPoint::factor,
           &ActivationPoint::factor_derivative}) {
-      changes.*value = std::max(changes.*value, std::abs(there.*value - here.*value));
+      changes.*value = std::max({changes.*value, std::abs(rounded.*value - here.*value),
+                                 std::abs(summed.*value - here.*value)});
     }
   }
   return changes;
@@ -116,11 +140,13 @@ void RoundingTally::Expert::add_channel(const SlotValues& values, std::int64_t c
   // What fp32 adds to a sum that cancels.
   const double of_sum = fp32_sum_error(in.hidden_dim);
   const double da = weight * p;
+  const double g_of_sum = of_sum * gate_I_[channel] * x_norm;
+  const double u_of_sum = of_sum * up_I_[channel] * x_norm;
   const ActivationPoint by_g =
-      largest_changes(in.activation, g, u, half_step(g) + of_sum * gate_I_[channel] * x_norm, 0.0);
+      largest_changes(in.activation, g, u, {.g_of_sum = g_of_sum, .g = half_step(g) + g_of_sum});
   add({by_g.act * factor, da * factor * by_g.act_derivative, da * by_g.act * factor_derivative});
   const ActivationPoint by_u =
-      largest_changes(in.activation, g, u, 0.0, half_step(u) + of_sum * up_I_[channel] * x_norm);
+      largest_changes(in.activation, g, u, {.u_of_sum = u_of_sum, .u = half_step(u) + u_of_sum});
   add({act * by_u.factor, da * by_u.factor * act_derivative, da * act * by_u.factor_derivative});
   const ActivationError by_fp32 = activation_error(in.activation, g);
   add({by_fp32.act * factor, da * factor * by_fp32.act_derivative,
