@@ -123,7 +123,7 @@ TEST_F(NcclWindows, ARankThatFailsInNcclAloneIsNamedWithItsReason) {
   expect(errors[1], ErrorCode::unsupported,
          {"NCCL gave no symmetric window of 1000 bytes to rank 1 (device 7) and rank 0 (device 5)",
           "an error of the script (its last words)", "cuMem", "nvidia-smi topo -p2p rw",
-          "overlap on and off", "different host names"});
+          "overlap on and off", "different hosts"});
   for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(nccl_.ranks[rank].num_aborted, 1);
   EXPECT_EQ(nccl_.num_allocations, 0);
 }
@@ -137,8 +137,8 @@ TEST_F(NcclWindows, ARankWhoseMemoryIsNotMappedIsNamedWithItsDeviceOnAll) {
   const std::string message =
       "rank 0 (device 5) cannot load and store in the memory of rank 1 (device 7)";
   expect(errors[0], ErrorCode::unsupported,
-         {message, "nvidia-smi topo -p2p rw", "overlap on and off", "different host names"});
-  expect(errors[1], ErrorCode::unsupported, {"rank 0: " + message, "different host names"});
+         {message, "nvidia-smi topo -p2p rw", "overlap on and off", "different hosts"});
+  expect(errors[1], ErrorCode::unsupported, {"rank 0: " + message, "different hosts"});
   EXPECT_EQ(nccl_.num_allocations, 0);
 }
 

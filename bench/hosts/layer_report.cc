@@ -2,7 +2,8 @@
 
 #include <cstdint>
 #include <cstdio>
-#include <fstream>
+
+#include "common/json_file.h"
 
 namespace megamoe::bench {
 namespace {
@@ -52,7 +53,7 @@ void write_trace(const std::string& path, const Pass& pass) {
   };
   add(pass.compute, 0, "caller's stream");
   add(pass.network, 1, "network");
-  std::ofstream(path) << Json{{"traceEvents", events}}.dump();
+  tools::JsonFile(path).write(Json{{"traceEvents", events}});
 }
 
 }  // namespace

@@ -27,8 +27,9 @@ int main(int argc, char** argv) {
   app.add_option("--ctas", options.ctas, "CTAs of a transfer");
   app.add_option("--sizes", options.sizes_tokens,
                  "Tokens of each rank for which exact and padded messages are compared");
-  app.add_option("--repeats", options.num_repeats, "Timed passes");
-  app.add_option("--pause-ms", options.pause_ms, "Rest before each timed pass");
+  app.add_option("--repeats", options.num_repeats, "Timed passes")->check(CLI::Range(1, 10000));
+  app.add_option("--pause-ms", options.pause_ms, "Rest before each timed pass")
+      ->check(CLI::Range(0, 60000));
   app.add_option("--json", options.json_path, "Also write records to this file");
   app.add_option("--trace", options.trace_path,
                  "Write timelines of both streams to FILE.<groups>.{forward,backward}.json");

@@ -1,10 +1,10 @@
 #include "run.h"
 
-#include <algorithm>
 #include <cstdio>
-#include <fstream>
+#include <optional>
 
 #include "bench/routing.h"
+#include "common/json_file.h"
 #include "cuda/stream_order.h"
 #include "layer_report.h"
 #include "layer_times.h"
@@ -67,6 +67,8 @@ void run_rank(const Options& options, Communicator& hosts) {
   const bool speaks = hosts.rank() == 0;
   const Machine machine = machine_of(options.command, hosts.topology(), device);
   Json records = Json::array();
+  std::optional<tools::JsonFile> file;
+  if (speaks && !options.json_path.empty()) file.emplace(options.json_path);
   if (speaks) {
     std::printf("%s\n%lld tokens a rank, H=%lld, I=%lld, E=%d, K=%d, recompute\n",
                 hosts.topology().describe().c_str(), static_cast<long long>(options.num_tokens),
@@ -95,9 +97,7 @@ void run_rank(const Options& options, Communicator& hosts) {
       if (!options.trace_path.empty()) write_traces(options.trace_path, way, times);
     }
   }
-  if (speaks && !options.json_path.empty()) {
-    std::ofstream(options.json_path) << records.dump(1) << "\n";
-  }
+  if (file) file->write(records);
   hosts.barrier("the end of the benchmark", kDeadlineS);
 }
 

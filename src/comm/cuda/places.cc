@@ -30,8 +30,7 @@ std::uint64_t this_nccl_host() {
 }
 
 bool may_be_joined_by_nccl(const Place& a, const Place& b) {
-  const bool told_apart = a.nccl_host != 0 && b.nccl_host != 0 && a.nccl_host != b.nccl_host;
-  return a.device_uuid != b.device_uuid || told_apart;
+  return a.device_uuid != b.device_uuid || a.nccl_host != b.nccl_host;
 }
 
 /// Of the ranks of one host, from `first` on.

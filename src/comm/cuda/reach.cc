@@ -19,8 +19,9 @@ std::string seats_text(const std::vector<int>& ranks, const std::vector<int>& de
 
 std::string advice_on_reach() {
   return "Ranks of a host need it, with overlap on and off (nvidia-smi topo -p2p rw shows who has "
-         "it); ranks of different host names (--host-name, NCCL_HOSTID) exchange by NCCL's network "
-         "instead";
+         "it); ranks of different hosts (--host-name, megamoe.init(host=), NCCL_HOSTID) exchange "
+         "by "
+         "NCCL's network instead";
 }
 
 Error out_of_reach(int rank, const std::vector<int>& peers, const std::vector<int>& devices_R,
