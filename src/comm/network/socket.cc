@@ -202,13 +202,18 @@ std::optional<Socket> connect_to(const Endpoint& endpoint, const Deadline& deadl
 }
 
 int wait_beside(const Socket& listener, std::span<const Socket> peers, const Deadline& deadline) {
-  std::vector<pollfd> polled;
-  for (const Socket& peer : peers) polled.push_back({peer.descriptor(), POLLRDHUP, 0});
-  polled.push_back({listener.descriptor(), POLLIN, 0});
+  // Only what is open: poll takes no more entries than a process may have files.
+  std::vector<pollfd> polled{{listener.descriptor(), POLLIN, 0}};
+  std::vector<int> peer_of{-1};
+  for (std::size_t i = 0; i < peers.size(); ++i) {
+    if (!peers[i].is_open()) continue;
+    polled.push_back({peers[i].descriptor(), POLLRDHUP, 0});
+    peer_of.push_back(static_cast<int>(i));
+  }
   for (;;) {
     const int count = poll(polled.data(), polled.size(), deadline.remaining_ms());
-    for (std::size_t i = 0; count > 0 && i < peers.size(); ++i) {
-      if (polled[i].revents != 0) return static_cast<int>(i);
+    for (std::size_t i = 1; count > 0 && i < polled.size(); ++i) {
+      if (polled[i].revents != 0) return peer_of[i];
     }
     if (count > 0 || deadline.has_passed() || (count < 0 && errno != EINTR)) return -1;
   }
