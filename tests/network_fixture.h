@@ -4,17 +4,11 @@
 #include <memory>
 #include <string>
 
-#include "comm/network/socket.h"
+#include "free_rendezvous.h"
 #include "megamoe/network.h"
 #include "process_fixture.h"
 
 namespace megamoe {
-
-/// A loopback port that was free a moment ago.
-inline std::string free_rendezvous() {
-  const network::Socket socket = network::listen_on({"127.0.0.1", 0});
-  return "127.0.0.1:" + std::to_string(network::port_of(socket));
-}
 
 inline std::unique_ptr<Communicator> join_network(const std::string& rendezvous, int rank,
                                                   const Topology& topology, double deadline_s) {

@@ -11,27 +11,28 @@ namespace {
 /// `bytes`: that the pass sends.
 Json to_json(const Spans& spans, const Alone& alone, std::int64_t bytes) {
   return {{"ms", spans.total_ms},
-          {"off_ms", alone.off_ms},
+          {"off_ms", alone.off.total_ms},
           {"clock_ghz", spans.clock_ghz},
-          {"off_clock_ghz", alone.clock_ghz},
+          {"off_clock_ghz", alone.off.clock_ghz},
           {"bytes", bytes},
-          {"compute_ms", alone.compute_ms},
+          {"compute_ms", alone.off.compute_ms},
           {"transfer_ms", alone.transfer_ms},
           {"first_group_ms", spans.first_ms},
           {"last_group_ms", spans.last_ms},
           {"bound_ms", bound_ms(spans, alone)},
           {"of_bound", spans.total_ms / bound_ms(spans, alone)},
           {"of_longer", spans.total_ms / longer_ms(alone)},
-          {"of_off", spans.total_ms / alone.off_ms}};
+          {"of_off", spans.total_ms / alone.off.total_ms}};
 }
 
 void print(const char* pass, const Spans& spans, const Alone& alone) {
   std::printf(
       "    %-8s %7.2f ms at %.2f GHz, %.2f of %.2f without overlap at %.2f; alone: compute %.2f, "
       "transfer %.2f, %.2f of the longer; first %.2f, last %.2f, %.2f of the bound\n",
-      pass, spans.total_ms, spans.clock_ghz, spans.total_ms / alone.off_ms, alone.off_ms,
-      alone.clock_ghz, alone.compute_ms, alone.transfer_ms, spans.total_ms / longer_ms(alone),
-      spans.first_ms, spans.last_ms, spans.total_ms / bound_ms(spans, alone));
+      pass, spans.total_ms, spans.clock_ghz, spans.total_ms / alone.off.total_ms,
+      alone.off.total_ms, alone.off.clock_ghz, alone.off.compute_ms, alone.transfer_ms,
+      spans.total_ms / longer_ms(alone), spans.first_ms, spans.last_ms,
+      spans.total_ms / bound_ms(spans, alone));
 }
 
 void write_trace(const std::string& path, const Pass& pass) {
@@ -80,11 +81,11 @@ Json record_of(const Options& options, const Topology& topology, const Way& way,
           {"groups_by_default", way.asked_groups == 0},
           {"pause_ms", options.pause_ms},
           {"network_ctas", way.ctas},
-          {"hidden_dim", options.hidden_dim},
-          {"intermediate_dim", options.intermediate_dim},
-          {"num_experts", options.num_experts},
-          {"top_k", options.top_k},
-          {"tokens_per_rank", options.num_tokens},
+          {"hidden_dim", options.shape.hidden_dim},
+          {"intermediate_dim", options.shape.intermediate_dim},
+          {"num_experts", options.shape.num_experts},
+          {"top_k", options.shape.top_k},
+          {"tokens_per_rank", options.shape.max_tokens},
           {"ranks", topology.num_ranks()},
           {"hosts", topology.num_hosts()},
           {"routing", "uniform"},

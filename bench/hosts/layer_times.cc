@@ -62,12 +62,12 @@ Spans slowest_rank(const Spans& mine, Communicator& group) {
 LayerTimes time_layer(const Options& options, Communicator& group, int device, Overlap overlap) {
   LayerTimes times;
   LayerConfig config;
-  config.shape = shape_of(options);
+  config.shape = options.shape;
   config.backend = Backend::cuda;
   config.overlap = overlap;
   config.memory_mode = MemoryMode::recompute;
-  const auto ids_RTK =
-      routing_ids(Routing::uniform, config.shape, options.num_tokens, group.size(), /*seed=*/1);
+  const auto ids_RTK = routing_ids(Routing::uniform, config.shape, config.shape.max_tokens,
+                                   group.size(), /*seed=*/1);
   config.row_capacity = std::max(resolved_row_capacity(config, group.size()),
                                  count_busiest(config.shape, ids_RTK).of_rank);
   times.traffic = busiest_between_hosts(config.shape, group.topology(), ids_RTK);
@@ -121,17 +121,21 @@ LayerTimes time_layer(const Options& options, Communicator& group, int device, O
   return times;
 }
 
+Spans operator+(const Spans& first, const Spans& second) {
+  const double total_ms = first.total_ms + second.total_ms;
+  return {total_ms, first.compute_ms + second.compute_ms, first.first_ms + second.first_ms,
+          first.last_ms + second.last_ms,
+          (first.clock_ghz * first.total_ms + second.clock_ghz * second.total_ms) / total_ms};
+}
+
 AllAlone alone_of(const LayerTimes& off, double bytes_per_s) {
-  const auto ms_of = [&](std::int64_t bytes) {
-    return 1e3 * static_cast<double>(bytes) / bytes_per_s;
-  };
   const auto of = [&](const Spans& pass, std::int64_t bytes) {
-    return Alone{pass.total_ms, pass.compute_ms, ms_of(bytes), pass.clock_ghz};
+    return Alone{pass, 1e3 * static_cast<double>(bytes) / bytes_per_s};
   };
   return {of(off.forward, off.traffic.forward_bytes), of(off.backward, off.traffic.backward_bytes)};
 }
 
-double longer_ms(const Alone& alone) { return std::max(alone.compute_ms, alone.transfer_ms); }
+double longer_ms(const Alone& alone) { return std::max(alone.off.compute_ms, alone.transfer_ms); }
 
 double bound_ms(const Spans& spans, const Alone& alone) {
   return longer_ms(alone) + spans.first_ms + spans.last_ms;

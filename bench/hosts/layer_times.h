@@ -21,6 +21,9 @@ struct Spans {
   double clock_ghz = 0.0;   ///< of the multiprocessors
 };
 
+/// Of two passes, one after the other.
+Spans operator+(const Spans& first, const Spans& second);
+
 using Stages = std::vector<cuda::StageClock::Stage>;
 
 struct Pass {
@@ -32,12 +35,7 @@ struct LayerTimes {
   int num_groups = 1;
   Spans forward;  ///< medians of the slowest rank
   Spans backward;
-  [[nodiscard]] Spans step() const {
-    return {forward.total_ms + backward.total_ms, forward.compute_ms + backward.compute_ms,
-            forward.first_ms + backward.first_ms, forward.last_ms + backward.last_ms,
-            (forward.clock_ghz * forward.total_ms + backward.clock_ghz * backward.total_ms) /
-                (forward.total_ms + backward.total_ms)};
-  }
+  [[nodiscard]] Spans step() const { return forward + backward; }
   Traffic traffic;
   Pass last_forward;
   Pass last_backward;
@@ -46,22 +44,17 @@ struct LayerTimes {
 /// Collective. One rank's passes, with as many groups as `group` has been made for.
 LayerTimes time_layer(const Options& options, Communicator& group, int device, Overlap overlap);
 
-/// What a pass takes without overlap, and its parts by themselves.
+/// A pass without overlap, whose compute_ms are what products take alone, and its transfers alone.
 struct Alone {
-  double off_ms = 0.0;
-  double compute_ms = 0.0;
+  Spans off;
   double transfer_ms = 0.0;  ///< its bytes at the bandwidth of large messages
-  double clock_ghz = 0.0;    ///< of the whole pass
 };
 
 struct AllAlone {
   Alone forward;
   Alone backward;
   [[nodiscard]] Alone step() const {
-    return {forward.off_ms + backward.off_ms, forward.compute_ms + backward.compute_ms,
-            forward.transfer_ms + backward.transfer_ms,
-            (forward.clock_ghz * forward.off_ms + backward.clock_ghz * backward.off_ms) /
-                (forward.off_ms + backward.off_ms)};
+    return {forward.off + backward.off, forward.transfer_ms + backward.transfer_ms};
   }
 };
 

@@ -18,11 +18,11 @@ int main(int argc, char** argv) {
   megamoe::bench::Options options;
   CLI::App app("What the network between hosts costs a layer on GPUs");
   app.option_defaults()->always_capture_default();
-  app.add_option("--tokens", options.num_tokens, "Tokens of each rank");
-  app.add_option("--hidden", options.hidden_dim, "Hidden size H");
-  app.add_option("--intermediate", options.intermediate_dim, "Intermediate size I");
-  app.add_option("--experts", options.num_experts, "Experts E");
-  app.add_option("--top-k", options.top_k, "Slots K of a token");
+  app.add_option("--tokens", options.shape.max_tokens, "Tokens of each rank");
+  app.add_option("--hidden", options.shape.hidden_dim, "Hidden size H");
+  app.add_option("--intermediate", options.shape.intermediate_dim, "Intermediate size I");
+  app.add_option("--experts", options.shape.num_experts, "Experts E");
+  app.add_option("--top-k", options.shape.top_k, "Slots K of a token");
   app.add_option("--groups", options.groups, "Groups of experts with overlap; 0: as by default");
   app.add_option("--ctas", options.ctas, "CTAs of a transfer");
   app.add_option("--sizes", options.sizes_tokens,

@@ -14,11 +14,11 @@ namespace megamoe::bench {
 inline constexpr double kDeadlineS = 60.0;  ///< of waits for other ranks
 
 struct Options {
-  std::int64_t num_tokens = 4096;
-  std::int64_t hidden_dim = 1024;
-  std::int64_t intermediate_dim = 32768;
-  std::int32_t num_experts = 16;
-  std::int32_t top_k = 8;
+  MoeShape shape{.max_tokens = 4096,  // of each rank
+                 .hidden_dim = 1024,
+                 .intermediate_dim = 32768,
+                 .num_experts = 16,
+                 .top_k = 8};
   std::vector<int> groups = {2, 4, 8};
   std::vector<int> ctas = {8};
   std::vector<std::int64_t> sizes_tokens;  ///< of which exact and padded messages are compared
@@ -29,10 +29,5 @@ struct Options {
   std::string command;  ///< that started the benchmark
   tools::LaunchOptions launch;
 };
-
-inline MoeShape shape_of(const Options& options) {
-  return {options.num_tokens, options.hidden_dim, options.intermediate_dim, options.num_experts,
-          options.top_k};
-}
 
 }  // namespace megamoe::bench

@@ -22,7 +22,7 @@ void compare_sizes(const Options& options, Communicator& group, int device, int 
   auto& link = *dynamic_cast<cuda::OrderedCommunicator&>(group).hosts().link;
   for (const std::int64_t num_tokens : options.sizes_tokens) {
     for (const Routing routing : {Routing::uniform, Routing::zipf, Routing::one_expert}) {
-      MoeShape shape = shape_of(options);
+      MoeShape shape = options.shape;
       shape.max_tokens = num_tokens;
       const SizesTimes times =
           time_sizes(group, link, device, shape,
@@ -41,9 +41,9 @@ void compare_sizes(const Options& options, Communicator& group, int device, int 
       append(records,
              {{"benchmark", "sizes of messages"},
               {"network_ctas", num_ctas},
-              {"hidden_dim", options.hidden_dim},
-              {"num_experts", options.num_experts},
-              {"top_k", options.top_k},
+              {"hidden_dim", shape.hidden_dim},
+              {"num_experts", shape.num_experts},
+              {"top_k", shape.top_k},
               {"tokens_per_rank", num_tokens},
               {"routing", to_string(routing)},
               {"agree_ms", times.agree_ms},
@@ -70,11 +70,11 @@ void run_rank(const Options& options, Communicator& hosts) {
   std::optional<tools::JsonFile> file;
   if (speaks && !options.json_path.empty()) file.emplace(options.json_path);
   if (speaks) {
+    const MoeShape& shape = options.shape;
     std::printf("%s\n%lld tokens a rank, H=%lld, I=%lld, E=%d, K=%d, recompute\n",
-                hosts.topology().describe().c_str(), static_cast<long long>(options.num_tokens),
-                static_cast<long long>(options.hidden_dim),
-                static_cast<long long>(options.intermediate_dim), options.num_experts,
-                options.top_k);
+                hosts.topology().describe().c_str(), static_cast<long long>(shape.max_tokens),
+                static_cast<long long>(shape.hidden_dim),
+                static_cast<long long>(shape.intermediate_dim), shape.num_experts, shape.top_k);
   }
   for (const int ctas : options.ctas) {
     AllAlone alone;

@@ -10,26 +10,16 @@
 #include <string>
 #include <vector>
 
-#include "comm/network/socket.h"
+#include "free_rendezvous.h"
 #include "megamoe/cuda.h"
 
 namespace megamoe::bench {
-namespace {
-
-/// Rank 0 listens there, so nobody does any more.
-std::string free_address() {
-  const network::Socket socket = network::listen_on({"127.0.0.1", 0});
-  return "127.0.0.1:" + std::to_string(network::port_of(socket));
-}
-
-}  // namespace
-
 int run_stand_ins(int argc, char** argv) {
   if (num_cuda_devices() < 2) {
     std::fprintf(stderr, "hosts_bench: needs two GPUs, a stand-in host each\n");
     return 1;
   }
-  const std::string rendezvous = free_address();
+  const std::string rendezvous = free_rendezvous();
   setenv("NCCL_SOCKET_IFNAME", "lo", 1);
   setenv("NCCL_NET", "Socket", 1);
   setenv("NCCL_IB_DISABLE", "1", 1);

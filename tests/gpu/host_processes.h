@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm/network/socket.h"
+#include "free_rendezvous.h"
 #include "gpu/spawn_test.h"
 #include "megamoe/cuda.h"
 
@@ -44,16 +44,10 @@ inline const TwoHosts& hosts_of_a_rank() {
   return num_cuda_devices() < kARankEach.num_devices ? kOnOneDevice : kARankEach;
 }
 
-/// Rank 0 listens there, so nobody does any more.
-inline std::string free_address() {
-  const network::Socket socket = network::listen_on({"127.0.0.1", 0});
-  return "127.0.0.1:" + std::to_string(network::port_of(socket));
-}
-
 class HostProcesses {
  public:
   HostProcesses(const char* test, const TwoHosts& hosts) {
-    set("MEGAMOE_TEST_RENDEZVOUS", free_address());
+    set("MEGAMOE_TEST_RENDEZVOUS", free_rendezvous());
     set("MEGAMOE_TEST_RANKS_PER_HOST", std::to_string(hosts.ranks_per_host));
     set("NCCL_SOCKET_IFNAME", "lo");
     set("NCCL_NET", "Socket");
