@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "verify/rounding_effects.h"
+
 namespace megamoe::verify {
 namespace {
 
@@ -49,8 +51,7 @@ std::vector<RoundingEffect> effects_on_router(const RouterOracle& router,
     const double x_norm = std::sqrt(std::inner_product(x, x + router.hidden_dim, x, 0.0));
     for (std::int64_t k = 0; k < router.top_k; ++k) {
       if (ids[k] < 0) continue;
-      // Twins, rounded alike, add up.
-      const auto twins = static_cast<double>(std::count(ids, ids + router.top_k, ids[k]));
+      const double twins = num_twins(ids, router.top_k, ids[k]);
       const RoundingEffect& effect = effects_TK[token * router.top_k + k];
       for (std::int64_t expert = 0; expert < router.num_experts; ++expert) {
         const double share = expert == ids[k] ? 1.0 - scores[ids[k]] : scores[ids[k]];

@@ -52,14 +52,12 @@ Comparison judge_ids(const Problem& problem, const Problem& routed) {
 /// logits up to L, half an ulp of L for each of the two, of 2 L for the difference and of 2 L where
 /// exp scales it. Another eight for exp, the sum and the division.
 std::vector<double> score_errors(const RouterOracle& router) {
+  const std::vector<double> logits_TE = router_logits(router);
   std::vector<double> errors_T;
   for (std::int64_t token = 0; token < router.num_tokens; ++token) {
-    const double* x = &router.x_TH[token * router.hidden_dim];
     double largest = 0.0;
     for (std::int64_t expert = 0; expert < router.num_experts; ++expert) {
-      const double* weight = &router.weight_EH[expert * router.hidden_dim];
-      const double logit = std::inner_product(x, x + router.hidden_dim, weight, 0.0);
-      largest = std::max(largest, std::abs(logit));
+      largest = std::max(largest, std::abs(logits_TE[token * router.num_experts + expert]));
     }
     errors_T.push_back(0x1p-24 * (6.0 * largest + 8.0));
   }

@@ -86,6 +86,10 @@ struct RoundingTally::Expert::OfSlot {
   RoundingEffect ddown;
 };
 
+double num_twins(const std::int32_t* ids_K, std::int64_t top_k, std::int32_t expert) {
+  return static_cast<double>(std::count(ids_K, ids_K + top_k, expert));
+}
+
 RoundingTally::RoundingTally(const OracleInput& input, GradientStorage storage)
     : in_(input), storage_(storage), y_S_(input.num_tokens * input.top_k), dx_S_(y_S_.size()) {
   effects_.y_T.resize(input.num_tokens);
@@ -94,12 +98,6 @@ RoundingTally::RoundingTally(const OracleInput& input, GradientStorage storage)
   effects_.dgate_E.resize(input.num_experts);
   effects_.dup_E.resize(input.num_experts);
   effects_.ddown_E.resize(input.num_experts);
-}
-
-/// Slots of the token that name the same expert, this one too.
-double RoundingTally::num_twins(const SlotValues& values) const {
-  const std::int32_t* ids = &in_.expert_ids_TK[values.token * in_.top_k];
-  return static_cast<double>(std::count(ids, ids + in_.top_k, in_.expert_ids_TK[values.slot]));
 }
 
 RoundingTally::Expert::Expert(RoundingTally& tally, std::int64_t expert)
@@ -167,7 +165,8 @@ void RoundingTally::Expert::add(const SlotValues& values) {
   const double weight = std::abs(in.weights_TK[values.slot]);
   effects.y.add(half_steps(values.o_H, in.hidden_dim, weight));
   effects.dx.add(half_steps(values.dx_H, in.hidden_dim));
-  const double twins = tally_.num_twins(values);
+  const double twins = num_twins(&in.expert_ids_TK[values.token * in.top_k], in.top_k,
+                                 in.expert_ids_TK[values.slot]);
   tally_.y_S_[values.slot] = times(twins, effects.y);
   tally_.dx_S_[values.slot] = times(twins, effects.dx);
   tally_.effects_.dweights_TK[values.slot] = effects.dweight;

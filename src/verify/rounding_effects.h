@@ -21,6 +21,9 @@ struct SlotValues {
   const double* dx_H;
 };
 
+/// Slots of a token that name this expert: they are rounded alike, so that what each does adds up.
+double num_twins(const std::int32_t* ids_K, std::int64_t top_k, std::int32_t expert);
+
 class RoundingTally {
  public:
   RoundingTally(const OracleInput& input, GradientStorage storage);
@@ -51,8 +54,6 @@ class RoundingTally {
   RoundingEffects effects(const OracleResult& exact) &&;
 
  private:
-  [[nodiscard]] double num_twins(const SlotValues& values) const;
-
   const OracleInput& in_;
   GradientStorage storage_;
   std::vector<RoundingEffect> y_S_;  ///< S = T * K slots

@@ -46,16 +46,22 @@ std::vector<double> score_gradients(const RouterOracle& router,
 
 }  // namespace
 
+std::vector<double> router_logits(const RouterOracle& router) {
+  std::vector<double> logits_TE(router.num_tokens * router.num_experts);
+  for (std::int64_t token = 0; token < router.num_tokens; ++token) {
+    const double* x = &router.x_TH[token * router.hidden_dim];
+    for (std::int64_t expert = 0; expert < router.num_experts; ++expert) {
+      logits_TE[token * router.num_experts + expert] = std::inner_product(
+          x, x + router.hidden_dim, &router.weight_EH[expert * router.hidden_dim], 0.0);
+    }
+  }
+  return logits_TE;
+}
+
 std::vector<double> router_scores(const RouterOracle& router) {
-  std::vector<double> scores_TE(router.num_tokens * router.num_experts);
+  std::vector<double> scores_TE = router_logits(router);
   for (std::int64_t token = 0; token < router.num_tokens; ++token) {
     double* scores = &scores_TE[token * router.num_experts];
-    for (std::int64_t expert = 0; expert < router.num_experts; ++expert) {
-      scores[expert] =
-          std::inner_product(&router.x_TH[token * router.hidden_dim],
-                             &router.x_TH[token * router.hidden_dim] + router.hidden_dim,
-                             &router.weight_EH[expert * router.hidden_dim], 0.0);
-    }
     if (router.scores == RouterOracle::Scores::sigmoid) {
       for (std::int64_t e = 0; e < router.num_experts; ++e) {
         scores[e] = 1.0 / (1.0 + std::exp(-scores[e]));

@@ -23,6 +23,9 @@ struct RouterOracle {
   std::vector<double> selection_bias_E;  ///< added to the scores for selection only; may be empty
 };
 
+/// Inner product of each token with each expert's row, [T, E].
+std::vector<double> router_logits(const RouterOracle& router);
+
 /// score of each expert for each token, [T, E].
 std::vector<double> router_scores(const RouterOracle& router);
 
