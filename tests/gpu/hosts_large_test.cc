@@ -1,4 +1,4 @@
-// Sizes over hosts that need the memory of a device each.
+// Sizes over hosts that take most of a device's memory.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -79,12 +79,9 @@ TEST(HostProcess, DISABLED_ManyRows) {
 /// expert of the second. Its results must have the bits of a layer of that one expert.
 TEST(HostProcess, DISABLED_HugeExperts) {
   const ThisHost host;
-  constexpr std::int64_t kExperts = 512, kHidden = 5120, kTokens = 40;
-  ProblemSpec spec = spec_with_tokens({2 * kTokens});
-  spec.hidden_dim = kHidden;
-  spec.intermediate_dim = 2048;
-  spec.num_experts = 1;
-  spec.top_k = 1;
+  constexpr std::int64_t kExperts = 512, kTokens = 40;
+  ProblemSpec spec = spec_of_one_huge_expert(2 * kTokens);
+  const std::int64_t hidden = spec.hidden_dim;
   const DeviceProblem only(make_problem(spec));
   step_on_one_rank(spec, only);
 
@@ -92,11 +89,11 @@ TEST(HostProcess, DISABLED_HugeExperts) {
   spec.num_experts = kExperts;
   const HugeExperts experts(kExperts / 2, only);
   const OnDevice<std::int32_t> ids(std::vector<std::int32_t>(kTokens, kExperts - 1));
-  const OnDevice<bf16> y(kTokens * kHidden), dx(kTokens * kHidden);
+  const OnDevice<bf16> y(kTokens * hidden), dx(kTokens * hidden);
   const OnDevice<float> dweights(kTokens);
   const std::int64_t first = host.host * kTokens;
-  const ConstTensorView x = tensor_view(only.x.data() + first * kHidden, {kTokens, kHidden});
-  const ConstTensorView dy = tensor_view(only.dy.data() + first * kHidden, {kTokens, kHidden});
+  const ConstTensorView x = tensor_view(only.x.data() + first * hidden, {kTokens, hidden});
+  const ConstTensorView dy = tensor_view(only.dy.data() + first * hidden, {kTokens, hidden});
   const ConstTensorView weights = tensor_view(only.weights.data() + first, {kTokens, 1});
 
   host.run([&](Communicator& group) {
@@ -107,15 +104,15 @@ TEST(HostProcess, DISABLED_HugeExperts) {
     MoeLayer layer(config, joined.get(), workspace);
     const TestStream stream;
     const CallContext call = layer.forward({x, ids.view({kTokens, 1}), weights, experts.weights()},
-                                           {y.view({kTokens, kHidden})}, stream);
+                                           {y.view({kTokens, hidden})}, stream);
     layer.backward(call, {x, dy, experts.weights()},
-                   {dx.view({kTokens, kHidden}), dweights.view({kTokens, 1}), experts.gradients()},
+                   {dx.view({kTokens, hidden}), dweights.view({kTokens, 1}), experts.gradients()},
                    stream);
     layer.check(stream);
     group.barrier("the end", 60.0);
   });
-  EXPECT_TRUE(same_bits(y.download(), only.y.download(first * kHidden, kTokens * kHidden)));
-  EXPECT_TRUE(same_bits(dx.download(), only.dx.download(first * kHidden, kTokens * kHidden)));
+  EXPECT_TRUE(same_bits(y.download(), only.y.download(first * hidden, kTokens * hidden)));
+  EXPECT_TRUE(same_bits(dx.download(), only.dx.download(first * hidden, kTokens * hidden)));
   EXPECT_EQ(dweights.download(), only.dweights.download(first, kTokens));
   if (host.host == 1) {
     experts.expect_gradients_of_the_last();

@@ -13,6 +13,16 @@
 
 namespace megamoe::verify {
 
+/// Of a layer of one expert, 512 of which take more than 2^31 elements.
+inline ProblemSpec spec_of_one_huge_expert(std::int64_t num_tokens) {
+  ProblemSpec spec = spec_with_tokens({num_tokens});
+  spec.hidden_dim = 5120;
+  spec.intermediate_dim = 2048;
+  spec.num_experts = 1;
+  spec.top_k = 1;
+  return spec;
+}
+
 class HugeExperts {
  public:
   /// The last expert has the weights of `only`, which has one expert and must outlive this; those

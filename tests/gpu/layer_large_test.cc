@@ -47,21 +47,18 @@ TEST(CudaCase11ManyRows, OffsetsPassTwoToThe31Elements) {
 
 /// Results of the last expert must have the bits of a layer of that one expert.
 TEST(CudaCase12HugeExpertWeights, TheLastExpertLiesBeyondTwoToThe31Elements) {
-  constexpr std::int64_t kExperts = 512, kHidden = 5120, kTokens = 40;
+  constexpr std::int64_t kExperts = 512, kTokens = 40;
   std::size_t free = 0, total = 0;
   check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
   if (free < std::size_t{80} << 30) GTEST_SKIP() << "needs 80 GB of device memory";
-  ProblemSpec spec = spec_with_tokens({kTokens});
-  spec.hidden_dim = kHidden;
-  spec.intermediate_dim = 2048;
-  spec.num_experts = 1;
-  spec.top_k = 1;
+  ProblemSpec spec = spec_of_one_huge_expert(kTokens);
+  const std::int64_t hidden = spec.hidden_dim;
   const DeviceProblem only(make_problem(spec));
   step_on_one_rank(spec, only);
 
   const HugeExperts experts(kExperts, only);
   const OnDevice<std::int32_t> ids(std::vector<std::int32_t>(kTokens, kExperts - 1));
-  const OnDevice<bf16> y(kTokens * kHidden), dx(kTokens * kHidden);
+  const OnDevice<bf16> y(kTokens * hidden), dx(kTokens * hidden);
   const OnDevice<float> dweights(kTokens);
   spec.num_experts = kExperts;
   OneRank rank(cuda_config(spec));
@@ -71,10 +68,10 @@ TEST(CudaCase12HugeExpertWeights, TheLastExpertLiesBeyondTwoToThe31Elements) {
   input.experts = experts.weights();
   BackwardInput backward_input = only.backward_input();
   backward_input.experts = input.experts;
-  const CallContext call = rank.layer.forward(input, {y.view({kTokens, kHidden})}, stream);
+  const CallContext call = rank.layer.forward(input, {y.view({kTokens, hidden})}, stream);
   rank.layer.backward(
       call, backward_input,
-      {dx.view({kTokens, kHidden}), dweights.view({kTokens, 1}), experts.gradients()}, stream);
+      {dx.view({kTokens, hidden}), dweights.view({kTokens, 1}), experts.gradients()}, stream);
   rank.layer.check(stream);
   EXPECT_TRUE(same_bits(y.download(), only.y.download()));
   EXPECT_TRUE(same_bits(dx.download(), only.dx.download()));

@@ -6,6 +6,7 @@ And what a problem is to each of two ranks.
 
 import dataclasses
 import os
+import pathlib
 import traceback
 from datetime import timedelta
 
@@ -87,6 +88,7 @@ def run_ranks(function, num_ranks, folder, *arguments, failing=(), device="cpu",
         process.join(500)
         if process.is_alive():
             process.kill()
+    pathlib.Path(folder, "rendezvous").unlink(missing_ok=True)  # another group may meet there
     values = []
     for rank in range(num_ranks):
         outcome = torch.load(f"{folder}/{rank}.pt", weights_only=False, map_location="cpu")

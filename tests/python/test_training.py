@@ -185,15 +185,12 @@ def resume_on_rank(rank, folder):
 def test_ranks_resume_from_the_newest_step_that_all_have(tmp_path):
     train(tmp_path, "--steps", 0)  # writes the text
     whole = run_ranks(train_on_rank, 2, tmp_path, tmp_path)
-    (tmp_path / "rendezvous").unlink(missing_ok=True)
     # Rank 0 has written step 4 when rank 1 ends.
     run_ranks(train_and_end_before_a_save, 2, tmp_path, tmp_path, 1, 4, failing=(0, 1))
-    (tmp_path / "rendezvous").unlink(missing_ok=True)
     folder = tmp_path / "checkpoint"
     names = [f"step0000000{step}-rank{rank}of2.pt" for step, rank in ((2, 0), (2, 1), (4, 0))]
     assert sorted(path.name for path in folder.iterdir()) == names
     assert run_ranks(resume_on_rank, 2, tmp_path, tmp_path) == [of_rank[2:] for of_rank in whole]
-    (tmp_path / "rendezvous").unlink(missing_ok=True)
     assert sorted(path.name for path in folder.iterdir()) == [f"step00000004-rank{rank}of2.pt" for rank in (0, 1)]
 
     (folder / names[2]).rename(folder / names[0])  # no step in common
@@ -216,7 +213,6 @@ def train_whole_and_in_part(rank, folder, device, resumes):
 def test_ranks_resume_with_the_bits_of_an_unbroken_run(tmp_path, device_of_ranks):
     (tmp_path / "text").write_bytes((ROOT / "LICENSE").read_bytes())
     before = run_ranks(train_whole_and_in_part, 2, tmp_path, tmp_path, device_of_ranks, False, device=device_of_ranks)
-    (tmp_path / "rendezvous").unlink(missing_ok=True)
     after = run_ranks(train_whole_and_in_part, 2, tmp_path, tmp_path, device_of_ranks, True, device=device_of_ranks)
     (whole, first), (rest,) = before[0], after[0]
     assert first + rest == whole and len(whole) == 6 and whole[-1] < whole[0]
