@@ -14,6 +14,7 @@
 #include "megamoe/cuda.h"
 
 namespace megamoe::bench {
+
 int run_stand_ins(int argc, char** argv) {
   if (num_cuda_devices() < 2) {
     std::fprintf(stderr, "hosts_bench: needs two GPUs, a stand-in host each\n");
